@@ -555,7 +555,7 @@ def _describe(container: Location, key: str, header: Header) -> Volume:
 
 def _make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
     rank = len(header.shape)
-    axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
+    axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(header.shape)
     is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)
     odd = f"; the array names them {header.odd_axes}, which is not understood" if header.odd_axes else ""
     where = dataset.place or read_place(header, container)

@@ -359,7 +359,7 @@ def read_place(header: Header, container: Location) -> Place:
     if header.place is not None:
         return header.place
     if header.format != "n5":
-        return read_listed_place(header.attributes, header.axes or usual_axes(len(header.shape)))
+        return read_listed_place(header.attributes, header.axes or usual_axes(header.shape))
     parts = inside(header.folder, container)
     parents = [n5.read_attributes(container.joinpath(*parts[:n])) for n in range(len(parts))]
     place = n5.read_place(header, parents)

@@ -31,6 +31,7 @@ from volpipe.volumes.dialects.attributes import (
 from volpipe.volumes.dialects.attributes import read_place as read_listed_place
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
+    AXES,
     ArraySpec,
     Facts,
     Header,
@@ -115,7 +116,7 @@ def _axes(tree: Tree, rank: int) -> tuple[tuple[str, ...] | None, str]:
 
 def _order_notes(tree: Tree, axes: tuple[str, ...] | None) -> list[str]:
     """Return what a user should know where another reader may take the axes in another order."""
-    spatial = [axis for axis in axes or usual_axes(3) if axis in "zyx"]
+    spatial = [axis for axis in axes or AXES[-3:] if axis in "zyx"]
     notes = []
     if spatial != sorted(spatial, reverse=True) and not any(key in tree for key in PYTHON):
         key = next(key for key in JAVA if named_axes(tree.get(key), len(axes or ())))
@@ -172,7 +173,7 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     file of its own. Downsampling by f moves the centre of the first voxel by (f - 1) / 2 voxels of the finest level,
     unless the level states an `offset` of its own.
     """
-    axes = header.axes or usual_axes(len(header.shape))
+    axes = header.axes or usual_axes(header.shape)
     if any(key in header.attributes for key in PYTHON):
         return read_listed_place(header.attributes, axes)
     result = transform_place(header.attributes.get("transform"), axes)
@@ -197,7 +198,7 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
 
 def read_factors(header: Header, parents: Sequence[Tree]) -> Lengths | None:
     """Return how many voxels (z, y, x) of the finest level one of an array joins; None where it is not said."""
-    axes = header.axes or usual_axes(len(header.shape))
+    axes = header.axes or usual_axes(header.shape)
     factors = _by_axis(_factors(header, [header.attributes, *reversed(parents)]), axes) or {}
     if not factors and _level_number(header):
         return None

@@ -40,6 +40,7 @@ from volpipe.volumes.storage.metadata import (
     level_factor,
     nanometres,
     place,
+    usual_axes,
     voxel_dtype,
     voxels,
 )
@@ -575,6 +576,9 @@ def read_axes(series: TiffPageSeries, file: Path) -> tuple[str, ...]:
     for i in reversed(range(len(names))):
         if series.axes[i] in UNNAMED:
             names[i] = next(left, f"d{i}")
+    if set(series.axes) & set(UNNAMED) and "c" not in series.axes.lower() and "S" not in series.axes:
+        usual = usual_axes(series.shape)
+        names = [*usual] if usual[-1] == "c" else names
     if len(set(names)) < len(names):
         raise VolumeError(
             f"{file} has axes {series.axes} of {tuple(series.shape)}; save channels, colours and times on their own"

@@ -38,6 +38,7 @@ SYNONYMS = {
     **dict.fromkeys(("height", "row", "rows"), "y"),
     **dict.fromkeys(("width", "col", "cols", "column", "columns"), "x"),
 }
+MAX_COLOURS, LEAST_PLANE = 4, 16  # entries of a last axis that may be of colours, and of the two before it
 UNKNOWN_SIZE, GUESSED_SIZE = "voxel size unknown", "voxel size guessed"
 MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22, "compressed_segmentation": 0}
 NANOMETRES = {
@@ -426,8 +427,15 @@ def shown(numbers: Sequence[float]) -> str:
     return " × ".join(f"{number:g}" for number in numbers)
 
 
-def usual_axes(rank: int) -> tuple[str, ...]:
-    """Return the names assumed for `rank` unnamed axes: x, yx, zyx, czyx, tczyx; further ones are d0, d1 …"""
+def usual_axes(shape: Sequence[int]) -> tuple[str, ...]:
+    """Return the names assumed for unnamed axes: x, yx, zyx, czyx, tczyx; further ones are d0, d1 …
+
+    A last axis of 3 or 4, or of four axes and more of up to 4, behind two that are longer than 16, is of channels, as
+    of colours: yxc, zyxc, tzyxc.
+    """
+    rank, channels = len(shape), 3 if len(shape) == 3 else 1
+    if rank > 2 and channels <= shape[-1] <= MAX_COLOURS and min(shape[-3:-1]) >= LEAST_PLANE:
+        return (*(axis for axis in usual_axes((1,) * rank) if axis != "c"), "c")[-rank:]
     extra = max(0, rank - len(AXES))
     return tuple(f"d{i}" for i in range(extra)) + AXES[len(AXES) - rank + extra :]
 
