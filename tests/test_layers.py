@@ -22,6 +22,7 @@ PACKAGES = (
     "process",
     "errors",
     "syntax",
+    "text",
     "resolve",
     "units",
     "tables",

@@ -12,12 +12,13 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
+from fuzzing import usage
 from fuzzing.originals import NAMES, make
 from fuzzing.trial import FAILED, GOOD, Outcome, attempt, lay
 
@@ -230,24 +231,45 @@ def _keep(name: str, seed: int, number: int, folder: Path) -> Outcome:
         return attempt(name, seed, number, Path(pristine), Path(pristine) / "input")
 
 
+def fuzz_usage(names: Sequence[str], seed: int, numbers: range) -> Summary:
+    """Return what comes of the cases `numbers` of the trials of usage `names`, one after another."""
+    summary = Summary()
+    for name in names:
+        for number in numbers:
+            began = time.perf_counter()
+            outcome = usage.attempt(name, seed, number)
+            summary.add(name, seed, number, outcome, time.perf_counter() - began, 0)
+    return summary
+
+
 def main() -> None:
     """Run the command line; exit with 1 where an input failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="originals, or formats; all by default")
+    parser.add_argument("names", nargs="*", help="originals, formats, or trials of usage; all by default")
     parser.add_argument("--inputs", type=int, default=120_000, help="how many, at least")
+    parser.add_argument("--cases", type=int, default=300, help="of each trial of usage")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="try this input alone, and keep it in a folder")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     names = tuple(n for n in NAMES if not given.names or n in given.names or n.partition(" ")[0] in given.names)
-    if not names:
-        parser.error(f"no original {given.names}; there are {', '.join(NAMES)}")
+    trials = [trial for trial in usage.TRIALS if not given.names or trial in given.names]
+    if not names and not trials:
+        parser.error(f"no original or trial {given.names}; there are {', '.join((*NAMES, *usage.TRIALS))}")
+    if given.number is not None and trials and given.names:
+        outcome = usage.attempt(trials[0], given.seed, given.number)
+        sys.stdout.write(f"{outcome.kind}: {outcome.text}\n")
+        sys.exit(int(outcome.kind in FAILED))
     if given.number is not None:
         outcome = _keep(names[0], given.seed, given.number, Path(tempfile.mkdtemp(prefix="input-")))
         sys.stdout.write(f"{outcome.kind}: {outcome.text}\n")
         sys.exit(int(outcome.kind in FAILED))
     started = time.perf_counter()
-    summary = fuzz(names, given.seed, given.inputs, given.workers)
+    summary = fuzz(names, given.seed, given.inputs, given.workers) if names else Summary()
+    if trials:
+        used = fuzz_usage(trials, given.seed, range(given.cases))
+        summary.rows.update(used.rows)
+        summary.failures += used.failures
     for line in report(summary):
         sys.stdout.write(f"{line}\n")
     sys.stdout.write(f"{time.perf_counter() - started:.0f} s, seed {given.seed}, {given.workers} processes\n")

@@ -24,6 +24,7 @@ from volpipe.geometry.grid import Box, triple
 from volpipe.inference.roi import find_roi
 from volpipe.units import count, shape
 from volpipe.volumes.places import Paired, check_same_place
+from volpipe.volumes.values import stored_notes
 from volpipe.volumes.volume import View, Volume, open_volume
 
 MANY_CHANNELS = 4  # of more, blocks have half the edge
@@ -161,6 +162,7 @@ def plan_comparison(
         advice = "give --any-input to compare them voxel by voxel all the same"
         notes += check_same_place(Paired("A", first), Paired("B", second), advice)
         notes += check_same_input(first, second, *made)
+    notes += stored_notes(first, second)
     box = find_roi(roi, first)
     for volume, makings in zip((first, second), made, strict=True):
         if kind == "labels" and not is_planned and not (makings and makings[0].kind == "labels"):

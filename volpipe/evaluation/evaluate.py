@@ -34,7 +34,7 @@ from volpipe.volumes.label_values import class_notes
 from volpipe.volumes.orientation import orientation_notes
 from volpipe.volumes.places import MEND, Paired, check_same_place, find_part
 from volpipe.volumes.storage.metadata import Lengths
-from volpipe.volumes.values import labels_note, take_sample
+from volpipe.volumes.values import labels_note, stored_notes, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
 
 FINGERPRINT = "reference_fingerprint"
@@ -287,6 +287,7 @@ def plan_evaluation(
     if source is not None:
         source.check_written()
     notes += [] if any_place else _check_places(evaluation)
+    notes += stored_notes(output, truth, source)
     if is_of_files:
         read = read_skeletons(skeletons)
         notes += run_lengths.check_extent(read, output, box)

@@ -31,6 +31,7 @@ from volpipe.volumes.places import Paired, check_same_place
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.values import stored_notes
 from volpipe.volumes.volume import Volume
 
 UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
@@ -162,6 +163,7 @@ def plan_measurement(
         if not choice.any_place:
             advice = "set any_place = true to pair them voxel by voxel all the same"
             notes = check_same_place(Paired("the input", volume), Paired("other", other), advice)
+    notes += stored_notes(volume, other)
     function = load_function(choice.function, search_path)
     plan = Measurement(
         a=volume, b=other or volume, box=find_roi(choice.roi, volume), kind="rows", data_range=None, block=choice.block,

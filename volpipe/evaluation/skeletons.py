@@ -24,6 +24,7 @@ import numpy as np
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.geometry.labels import Ignore, is_ignored
+from volpipe.text import decoded
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Lengths, read_json
 from volpipe.volumes.storage.paths import Location
@@ -126,7 +127,7 @@ def _linked(file: Location, ids: Sequence[Hashable], pairs: Iterable[tuple[Hasha
 def _read_swc(files: Sequence[Location]) -> Skeletons:
     def parts() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         for file in files:
-            text = _read(file).decode("utf-8-sig", errors="replace")
+            text = decoded(_read(file), errors="replace")
             lines = [line.partition("#")[0].split() for line in text.splitlines()]
             rows = [line for line in lines if line]
             try:
@@ -142,7 +143,7 @@ def _read_swc(files: Sequence[Location]) -> Skeletons:
 
 def _rows(file: Location, *columns: str) -> Iterator[dict[str, str]]:
     """Yield the lines of a CSV by its columns, which must be there."""
-    reader = csv.DictReader(io.StringIO(_read(file).decode("utf-8-sig", errors="replace")), skipinitialspace=True)
+    reader = csv.DictReader(io.StringIO(decoded(_read(file), errors="replace")), skipinitialspace=True)
     header = [CATMAID.get(name.strip(), name.strip()) for name in reader.fieldnames or ()]
     missing = [name for name in columns if name not in header]
     if missing:

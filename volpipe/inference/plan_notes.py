@@ -27,7 +27,7 @@ def plan_notes(
         given: the normalisation as the user wrote it.
         trained: what the weights learned from; None where nobody knows.
     """
-    notes = size_notes(volume)
+    notes = [*size_notes(volume), *(f"mask: {note}" for note in (mask.value_notes if mask is not None else ()))]
     if trained is not None:
         notes += voxel_notes(volume, trained, net.label)
     if sample is None:

@@ -23,6 +23,7 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
 from volpipe.nets.bioimageio_ops import Step, read_step
 from volpipe.resolve import describe_error
+from volpipe.text import decoded
 
 DESCRIPTIONS = ("bioimageio.yaml", "rdf.yaml", "model.yaml")
 DISCRETE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool")
@@ -235,7 +236,7 @@ def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
 
     if file.stat().st_size > MOST_TEXT:
         raise VolpipeError(f"{file} has {file.stat().st_size} bytes; a description has at most {MOST_TEXT}")
-    text = file.read_text(encoding="utf-8", errors="replace")
+    text = decoded(file.read_bytes(), errors="replace")
     try:
         num_aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
         description = _plain(yaml.safe_load(text)) if num_aliases <= MOST_ALIASES else None

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from volpipe.errors import VolpipeError
+from volpipe.text import read_text
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def read_json(path: Path) -> dict[str, Any]:  # Any: JSON
         VolpipeError: there is no such file, or it holds something else.
     """
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(read_text(path))
     except OSError as error:
         raise VolpipeError(f"no {path.name} in {path.parent}: {error.strerror}") from error
     except ValueError as error:

@@ -26,6 +26,7 @@ from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.inference import Normalise, Output, Windows
 from volpipe.resolve import describe_error
 from volpipe.syntax import parse
+from volpipe.text import read_text
 
 CONFIGURATIONS = ("inference.json", "inference.yaml", "inference.yml")
 NETS = "monai.networks.nets"
@@ -87,7 +88,7 @@ class Bundle:
         import yaml
 
         try:
-            tree = yaml.safe_load(there.read_text(encoding="utf-8"))
+            tree = yaml.safe_load(read_text(there))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise VolpipeError(f"{there} cannot be read: {error}") from error
         if not isinstance(tree, dict):

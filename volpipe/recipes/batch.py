@@ -27,6 +27,7 @@ from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Input, Recipe
 from volpipe.recipes.toml import Section, leaves, load_tree, typed
 from volpipe.resolve import nearest
+from volpipe.text import read_text
 from volpipe.volumes.formats.container import SUFFIXES, locate
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, parse
@@ -183,7 +184,7 @@ def _listed(volume: str, mistakes: list[Mistake]) -> Iterator[Dataset]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path)
     except FileNotFoundError as error:
         raise VolumeError(f"there is no file {path}") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -225,10 +225,10 @@ def checked_values(plan: SegmentPlan, volume: Volume) -> SegmentPlan:
     """
     choice, sample = plan.recipe.input, take_sample(volume, num_channels=plan.num_channels_read)
     if sample is None:
-        return plan
+        return plan.changed(value_notes=volume.value_notes)
     key = "input.range" if choice.range is None else ""
     notes = check_probabilities(sample, choice.kind, choice.ends(volume.dtype), key)
-    return plan.changed(value_notes=tuple(notes))
+    return plan.changed(value_notes=(*volume.value_notes, *notes))
 
 
 def check_offsets(volume: Volume, recipe: SegmentRecipe, stored: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import itertools
 import json
 import math
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 
 import volpipe
-from volpipe.errors import VolumeError
+from volpipe.errors import VolpipeError, VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
 from volpipe.process import starting_processes
 from volpipe.volumes.formats import hdf5, mrc, npy, precomputed, tiff
@@ -489,9 +490,7 @@ def _write_file(target: Target, parts: Iterable[Part]) -> None:
             mrc.write(path, spec, target.where, parts)
         else:
             npy.write(path, spec, parts)
-    except VolumeError:
-        raise
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError and ValueError: HDF5's
+    except (RuntimeError, ValueError) as error:  # HDF5's
         raise VolumeError(f"{target.path} cannot be written: {error}") from error
 
 
@@ -731,9 +730,16 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tall
     """
     if target.is_folder and paths.exists(target.path):
         create_groups(target.path, target.key, ARRAY_FORMATS[target.format])
-    with _held(target):
+    with _named(target), _held(target):
         tally = Tally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))
-        _begin(target, tally)
+        try:
+            _begin(target, tally)
+        except VolpipeError:  # a refusal, which leaves what is there
+            raise
+        except OSError:  # no room for the first files
+            if not len(tally):
+                _discard(target)
+            raise
         try:
             yield tally
         except BaseException as error:
@@ -745,6 +751,19 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tall
                 ) from error
             raise
         _publish(target)
+
+
+@contextlib.contextmanager
+def _named(target: Target) -> Iterator[None]:
+    """Name the copy in errors of the system, such as that there is no room."""
+    try:
+        yield
+    except VolpipeError:
+        raise
+    except OSError as error:
+        is_full = error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # NumPy has no number for it
+        advice = "; make room, or write elsewhere" if is_full else ""
+        raise VolumeError(f"{target.path} cannot be written: {error.strerror or error}{advice}") from error
 
 
 def _foreign(work: Path) -> VolumeError:
@@ -767,10 +786,14 @@ def _held(target: Target) -> Iterator[None]:
         raise VolumeError(f"{work} cannot be made: {error.strerror}; choose another place") from error
     if any(work.iterdir()) and not (work / LOCK_FILE).exists():
         raise _foreign(work)
-    with held(work, f"process {os.getpid()} on {socket.gethostname()}", VolumeError):
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):  # it is gone
-                if [entry.name for entry in work.iterdir()] == [LOCK_FILE]:  # nothing was begun
-                    _delete(work)
+    try:
+        with held(work, f"process {os.getpid()} on {socket.gethostname()}", VolumeError):
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # it is gone
+                    if [entry.name for entry in work.iterdir()] == [LOCK_FILE]:  # nothing was begun
+                        _delete(work)
+    finally:
+        with contextlib.suppress(OSError):  # somebody else holds it, or it keeps what is whole
+            work.rmdir()

@@ -266,3 +266,8 @@ def image_share(sample: Sample) -> float | None:
         num += int(np.count_nonzero(in_objects))
         num_alike += int(np.count_nonzero(in_objects & (before == after)))
     return num_alike / num if num >= LEAST_PAIRS and num_alike < ALIKE_IN_IMAGES * num else None
+
+
+def stored_notes(*volumes: Volume | None) -> list[str]:
+    """Return what each of the volumes that are there says of its values, such as a palette, with its name."""
+    return [f"{volume}: {note}" for volume in volumes if volume is not None for note in volume.value_notes]

@@ -127,6 +127,7 @@ class Volume:
         slices: of a folder of slices a hash of their names in order; "" of others.
         channel_names: of all its channels, () where they have none.
         notes: what a user should know of it, a phrase each: a guess, or why a size is unknown.
+        value_notes: those of `notes` on its values and slices, as its file has them.
         incomplete: what of it is written, where work of ours on it had not ended when it was opened; None where it had.
         resampling: the grid to which voxels are interpolated as they are read, None where they are read as stored.
     """
@@ -147,6 +148,7 @@ class Volume:
     slices: str = ""
     channel_names: tuple[str, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    value_notes: tuple[str, ...] = field(default=(), compare=False)
     incomplete: Incomplete | None = field(default=None, compare=False)
     resampling: Resampling | None = None
     has_origin: bool = field(default=True, compare=False)
@@ -553,7 +555,7 @@ def _describe(container: Location, key: str, header: Header) -> Volume:
 
 def _make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
     rank = len(header.shape)
-    axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
+    axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(header.shape)
     is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)
     odd = f"; the array names them {header.odd_axes}, which is not understood" if header.odd_axes else ""
     where = dataset.place or read_place(header, container)
@@ -576,9 +578,11 @@ def _make_volume(container: Location, header: Header, dataset: Dataset, levels: 
         channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
         notes=(
             *([f"axes guessed: {', '.join(axes)}{odd}"] if is_guessed else []),
+            *dataset.notes,
             *header.notes,
             *where.notes,
         ),
+        value_notes=header.notes,
         incomplete=find_incomplete(header, key),
         has_origin=where.has_origin,
     )

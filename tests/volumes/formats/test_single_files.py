@@ -383,7 +383,7 @@ def test_jpeg_is_decoded_as_pillow_does_and_noted_as_lossy(tmp_path: Path, suffi
     assert "JPEG is lossy" in volume.notes[0]
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
 def test_equal_colours_are_grey_and_it_is_said(tmp_path: Path, mode: str) -> None:
     data = noise((5, 20, 31))
     volume = open_volume(write_pictures(tmp_path / "raw", data, mode=mode))

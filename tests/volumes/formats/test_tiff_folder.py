@@ -259,9 +259,13 @@ def test_each_slice_is_read_by_its_own_tags_or_named(tmp_path: Path) -> None:
     data = noise((4, 12, 13))
     folder = write(tmp_path / "raw", data)
     tifffile.imwrite(folder / "slice_1.tif", data[1], compression="lzw", predictor=2, tile=(16, 16))
-    tifffile.imwrite(folder / "slice_2.tif", 255 - data[2], photometric="miniswhite", byteorder=">")
+    tifffile.imwrite(folder / "slice_2.tif", data[2], photometric="minisblack", byteorder=">")
     reader = open_volume(folder).open()
     assert np.array_equal(reader[...], data)
+    tifffile.imwrite(folder / "slice_2.tif", data[2], photometric="miniswhite")
+    with pytest.raises(VolumeError, match=r"slice_2\.tif is uint8 \(12, 13\) \(grey whose white is 0\)"):
+        open_volume(folder)
+    tifffile.imwrite(folder / "slice_2.tif", data[2], photometric="minisblack")
     colormap = noise((3, 256), "uint16")
     tifffile.imwrite(folder / "slice_3.tif", data[3], photometric="palette", colormap=colormap)
     with pytest.raises(VolumeError, match=r"slice_3\.tif is uint8 \(12, 13\) \(palette\)"):

@@ -43,7 +43,7 @@ from volpipe.volumes.lines import line_contrast
 from volpipe.volumes.orientation import orientation_notes
 from volpipe.volumes.places import MEND, Paired, check_same_place, find_part, places
 from volpipe.volumes.storage.metadata import Lengths
-from volpipe.volumes.values import constant_notes, image_share, size_notes, take_sample
+from volpipe.volumes.values import constant_notes, image_share, size_notes, stored_notes, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,8 @@ def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[s
     Raises:
         PlanError: the labels are an image.
     """
-    notes, labels, sample = [], opened.labels, take_sample(opened.volume, opened.extent)
+    labels, sample = opened.labels, take_sample(opened.volume, opened.extent)
+    notes = stored_notes(opened.volume, labels)
     if labels is not None and not data.any_place:
         notes += place_notes(opened.volume, labels, opened.extent)
     if labels is not None and (seen := take_sample(labels)) is not None and (share := image_share(seen)) is not None:

@@ -27,6 +27,16 @@ UNITS = ("units", "unit", "voxelunits", "voxelunit", "spatialunits", "spatialuni
 IMAGEJ = {"z": "pixelDepth", "y": "pixelHeight", "x": "pixelWidth"}
 IN_NM_NOTE = "without a unit, taken as nm; input.voxel_size_nm gives another"
 MAX_SHOWN = 60
+# One rule for tables of colours: the numbers are read as they are stored, and a note says that a table is not applied.
+INVERTING_TABLE = (
+    "white is the least number in the file (MINISWHITE, an inverting table of colours): the numbers are read as they "
+    "are stored, as ImageJ and scikit-image do, and are not inverted as they are shown"
+)
+PALETTE = (
+    "the voxels are numbers of colours in a palette, which is not applied: labels are these numbers, and grey values "
+    "would be others"
+)
+COLOUR_CHANNELS = "the channels are red, green and blue: neither labels nor classes"
 
 
 def read_axes(attributes: Attributes, rank: int, *others: object) -> tuple[tuple[str, ...] | None, str]:
@@ -137,7 +147,7 @@ def by_axis(values: Sequence[T], axes: Sequence[str]) -> dict[str, T] | None:
 
 
 def value_notes(attributes: Attributes) -> tuple[str, ...]:
-    """Return what a user should know of values that mean others, by the conventions of CF: they are read as stored."""
+    """Return what a user should know of values that mean others, by CF and HDF5 Image: they are read as stored."""
     notes = []
     scale, shift = _number(attributes, "scale_factor", 1.0), _number(attributes, "add_offset", 0.0)
     if (scale, shift) != (1.0, 0.0):
@@ -149,7 +159,20 @@ def value_notes(attributes: Attributes) -> tuple[str, ...]:
         fill = _number(attributes, key, None)
         if fill is not None and not any(f" {fill:g} " in note for note in notes[-1:]):
             notes.append(f"voxels of value {fill:g} are no data ({key}); they are read as any other")
+    if str(attributes.get("IMAGE_SUBCLASS")).strip("\0") == "IMAGE_INDEXED":  # HDF5 Image and Palette 1.2
+        notes.append(PALETTE)
+    if _number(attributes, "IMAGE_WHITE_IS_ZERO", 0.0):
+        notes.append(INVERTING_TABLE)
     return tuple(notes)
+
+
+def palette_notes(colours: bytes) -> tuple[str, ...]:
+    """Return what a user should know of the numbers of a palette, whose colours are red, green and blue, a byte each.
+
+    () where number n is the grey value n, as of most grey pictures with a palette.
+    """
+    is_grey = colours == bytes(n for n in range(len(colours) // 3) for _ in range(3))
+    return () if colours and is_grey else (PALETTE,)
 
 
 def is_unsigned(attributes: Attributes) -> bool:

@@ -67,7 +67,9 @@ def _place(image: Tree, shape: tuple[int, ...], finest: tuple[int, ...]) -> Plac
         low, high = corners[axis]
         if low is None or high is None:
             return Place(reason=f"it says no ExtMin and ExtMax of axis {axis}")
-        sizes[axis] = (high - low) / full * 2 ** max(0, round(math.log2(full / n)))
+        ratio = max(0.0, math.log2(full / n))
+        halvings = int(ratio) if full >> int(ratio) == n else round(ratio)
+        sizes[axis] = (high - low) / full * 2**halvings
         shifts[axis] = low + sizes[axis] / 2
     return place(sizes, shifts, dict.fromkeys(AXES, _text(image.get("Unit")) or "um"))
 

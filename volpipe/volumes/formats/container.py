@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ class FileFormat(Protocol):
         """Return the attributes of the group or array `key`, {} where there is none."""
 
     def read_datasets(self, file: Path, key: str) -> tuple[Dataset, ...] | None:
-        """Return the levels at `key` that the file itself names, finest first; None where it names none."""
+        """Return the levels at `key` that the file itself names, in that order; None where it names none."""
 
     def exists(self, file: Path, key: str) -> bool:
         """Return whether there is an array, or a group of them, at `key`."""
@@ -314,11 +315,33 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     named = named or precomputed.read_datasets(folder)
     if named is not None:
         is_n5 = within is None and bool(n5.read_attributes(folder))
-        return tuple(replace(each, axes=n5.in_c_order(each.axes)) if is_n5 and each.axes else each for each in named)
+        named = tuple(replace(each, axes=n5.in_c_order(each.axes)) if is_n5 and each.axes else each for each in named)
+        return _finest_first(folder, named)
     count = 0
     while _holds(read_header, folder / f"s{count}"):
         count += 1
     return tuple(Dataset(f"s{i}") for i in range(count)) or None
+
+
+def _finest_first(folder: Location, datasets: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
+    """Return the levels `datasets` from the finest on, by their scales, or else their shapes.
+
+    Specifications list them so. Where a program listed them otherwise, they have a note.
+    """
+    coarseness = [dataset.coarseness for dataset in datasets]
+    if len(datasets) > 1 and (min(coarseness) <= 0 or len({*coarseness}) == 1):
+        try:
+            headers = [read_header(folder / dataset.path) for dataset in datasets]
+        except RemoteError:
+            raise
+        except VolumeError:  # a level that is damaged is named where it is opened
+            return datasets
+        coarseness = [0.0 if header is None else 1 / math.prod(header.shape) for header in headers]
+    order = sorted(range(len(datasets)), key=coarseness.__getitem__)
+    if order == [*range(len(datasets))]:
+        return datasets
+    note = f"its levels are not listed finest first: level 0 is {datasets[order[0]].path}, the finest"
+    return tuple(replace(datasets[i], notes=(note,)) for i in order)
 
 
 def _holds(read: Callable[[Location], object], folder: Location) -> bool:
@@ -336,13 +359,14 @@ def read_place(header: Header, container: Location) -> Place:
     if header.place is not None:
         return header.place
     if header.format != "n5":
-        return read_listed_place(header.attributes, header.axes or usual_axes(len(header.shape)))
+        return read_listed_place(header.attributes, header.axes or usual_axes(header.shape))
     parts = inside(header.folder, container)
     parents = [n5.read_attributes(container.joinpath(*parts[:n])) for n in range(len(parts))]
     place = n5.read_place(header, parents)
     if place.voxel_size_nm is not None or not isinstance(container, Path):
         return place
-    return bigdataviewer.read_n5_place(container, "/".join(parts), n5.read_factors(header, parents)) or place
+    factors = n5.read_factors(header, parents)
+    return (factors and bigdataviewer.read_n5_place(container, "/".join(parts), factors)) or place
 
 
 def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:

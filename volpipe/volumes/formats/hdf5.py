@@ -6,6 +6,7 @@ The library reads one thing at a time, so threads take turns.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -43,6 +44,7 @@ from volpipe.volumes.storage.tensorstore import Index
 
 if TYPE_CHECKING:
     import h5py
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MAX_DEPTH = 12
@@ -497,7 +499,7 @@ def write(path: Path, key: str, spec: ArraySpec, parts: Iterable[Part]) -> None:
     import h5py
 
     codec = {"gzip": {"compression": "gzip", "compression_opts": spec.codec_level}}.get(spec.codec, {})
-    with h5py.File(path, "w") as file:
+    with _Draft(path) as draft, h5py.File(draft, "w") as file:
         dataset = file.create_dataset(key, spec.shape, spec.dtype, chunks=spec.chunks, **codec)
         for axis, dim in zip(spec.axes, dataset.dims, strict=True):
             dim.label = axis
@@ -506,3 +508,56 @@ def write(path: Path, key: str, spec: ArraySpec, parts: Iterable[Part]) -> None:
         for box, data in parts:
             whole = (slice(0, len(data)),) if len(spec.shape) == 4 else ()
             dataset[whole + box.slices] = data if whole else data[0]
+            draft.check()
+        file.close()  # which writes what HDF5 has kept
+        draft.check()
+
+
+class _Draft(io.FileIO):
+    """A file for HDF5 to write, which takes all that it is given: HDF5 2.0 crashes where it cannot write or close.
+
+    What is written after the first error is kept in memory, for HDF5 to read again, until `check` raises that error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w+b")
+        self._error: OSError | None = None
+        self._kept: list[tuple[int, bytes]] = []
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        left, place = memoryview(data).cast("B"), self.tell()
+        end = place + len(left)
+        try:
+            while left and self._error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self._error = error
+        if left:
+            self._kept.append((end - len(left), bytes(left)))
+            self.seek(end)
+        return end - place
+
+    def readinto(self, into: WriteableBuffer, /) -> int:
+        out, place = memoryview(into).cast("B"), self.tell()
+        if self._error is None:
+            return super().readinto(into)
+        out[:] = bytes(len(out))
+        super().readinto(out)
+        for start, data in self._kept:
+            low, high = max(start, place), min(start + len(data), place + len(out))
+            if low < high:
+                out[low - place : high - place] = data[low - start : high - start]
+        self.seek(place + len(out))
+        return len(out)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        try:
+            return super().truncate(size) if self._error is None else self.tell()
+        except OSError as error:
+            self._error = error
+            return self.tell()

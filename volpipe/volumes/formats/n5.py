@@ -31,6 +31,7 @@ from volpipe.volumes.dialects.attributes import (
 from volpipe.volumes.dialects.attributes import read_place as read_listed_place
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
+    AXES,
     ArraySpec,
     Facts,
     Header,
@@ -115,7 +116,7 @@ def _axes(tree: Tree, rank: int) -> tuple[tuple[str, ...] | None, str]:
 
 def _order_notes(tree: Tree, axes: tuple[str, ...] | None) -> list[str]:
     """Return what a user should know where another reader may take the axes in another order."""
-    spatial = [axis for axis in axes or usual_axes(3) if axis in "zyx"]
+    spatial = [axis for axis in axes or AXES[-3:] if axis in "zyx"]
     notes = []
     if spatial != sorted(spatial, reverse=True) and not any(key in tree for key in PYTHON):
         key = next(key for key in JAVA if named_axes(tree.get(key), len(axes or ())))
@@ -172,7 +173,7 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     file of its own. Downsampling by f moves the centre of the first voxel by (f - 1) / 2 voxels of the finest level,
     unless the level states an `offset` of its own.
     """
-    axes = header.axes or usual_axes(len(header.shape))
+    axes = header.axes or usual_axes(header.shape)
     if any(key in header.attributes for key in PYTHON):
         return read_listed_place(header.attributes, axes)
     result = transform_place(header.attributes.get("transform"), axes)
@@ -181,6 +182,9 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     near = [header.attributes, *reversed(parents)]
     scale, units = _resolution(near, axes)
     factors = _by_axis(_factors(header, near), axes) or {}
+    is_of_group = not any(key in header.attributes for key in ("resolution", "pixelResolution"))
+    if scale and not factors and is_of_group and _level_number(header):
+        return Place(reason=f"the group says the size of s0, and nothing of how much coarser {header.folder.name} is")
     own = floats(header.attributes.get("offset"))
     offset = _by_axis(own or next((o for t in near if (o := floats(t.get("offset")))), None), axes) or {}
     has_origin = bool(offset)  # that of a coarser level follows from its factors alone
@@ -192,10 +196,12 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     return replace(place(size, offset, units), has_origin=has_origin)
 
 
-def read_factors(header: Header, parents: Sequence[Tree]) -> Lengths:
-    """Return how many voxels (z, y, x) of the finest level one of an array joins."""
-    axes = header.axes or usual_axes(len(header.shape))
+def read_factors(header: Header, parents: Sequence[Tree]) -> Lengths | None:
+    """Return how many voxels (z, y, x) of the finest level one of an array joins; None where it is not said."""
+    axes = header.axes or usual_axes(header.shape)
     factors = _by_axis(_factors(header, [header.attributes, *reversed(parents)]), axes) or {}
+    if not factors and _level_number(header):
+        return None
     return factors.get("z", 1.0), factors.get("y", 1.0), factors.get("x", 1.0)
 
 
@@ -256,15 +262,21 @@ def _factors(header: Header, near: Sequence[Mapping[str, Any]]) -> tuple[float, 
     own = floats(header.attributes.get("downsamplingFactors"))
     if own:
         return own
-    name = header.folder.name
-    if not (name.startswith("s") and name[1:].isdecimal()):
+    number = _level_number(header)
+    if number is None:
         return None
     for tree in near[1:]:
         for key in ("downsamplingFactors", "scales"):
             scales = tree.get(key)
-            if isinstance(scales, list) and int(name[1:]) < len(scales):
-                return floats(scales[int(name[1:])])
+            if isinstance(scales, list) and number < len(scales):
+                return floats(scales[number])
     return None
+
+
+def _level_number(header: Header) -> int | None:
+    """Return which level an array is by its name, s0, s1 …; None where its name is another."""
+    name = header.folder.name
+    return int(name[1:]) if name.startswith("s") and name[1:].isdecimal() else None
 
 
 def _by_axis(values: Sequence[Any] | None, axes: tuple[str, ...]) -> dict[str, Any]:  # Any: floats or unit names

@@ -7,6 +7,7 @@ Specification: ngff.openmicroscopy.org/0.4 and /0.5.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -28,12 +29,21 @@ INCOMPLETE = " (incomplete)"  # at the end of an image's name, which viewers sho
 
 @dataclass(frozen=True)
 class Dataset:
-    """One level as its group describes it: where it is, and, if the group says so, its axes, place and channels."""
+    """One level as its group describes it.
+
+    Attributes:
+        path: its key in the group.
+        axes, place, channel_names: if the group says so.
+        coarseness: its voxels' size in whatever unit, to be compared with other levels'; 0 where it is not stated.
+        notes: what a user should know.
+    """
 
     path: str
     axes: tuple[str, ...] | None = None
     place: Place | None = None
     channel_names: tuple[str, ...] = ()
+    coarseness: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 def level_keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
@@ -42,7 +52,7 @@ def level_keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
 
 
 def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | None:
-    """Return the levels that the attributes of a group name, finest first; None where they describe no image.
+    """Return the levels that the attributes of a group name, in that order; None where they describe no image.
 
     Raises:
         VolumeError: they describe one wrongly; `source` is named.
@@ -63,7 +73,9 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | N
         raise VolumeError(f"{source}: multiscales[0] names {len(datasets)} datasets; volpipe reads up to {MAX_LEVELS}")
     version = str(tree.get("version") or image.get("version") or "")[:20]
     levels = [_dataset(mapping(entry, "a dataset", source), image, source, version) for entry in datasets]
-    if (finest := levels[0].place) is not None and not finest.has_origin:  # translations of others are but half voxels
+    if (
+        finest := min(levels, key=lambda level: level.coarseness).place
+    ) is not None and not finest.has_origin:  # translations of others are but half voxels
         levels = [replace(level, place=level.place and replace(level.place, has_origin=False)) for level in levels]
     names = _channel_names(tree.get("omero"))
     return tuple(replace(level, channel_names=names) for level in levels)
@@ -79,7 +91,9 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Datase
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
     if "coordinateTransformations" not in entry:
         axes, _ = _axes(image.get("axes"))
-        return Dataset(path, axes, transform_place(entry.get("transform")))
+        stated = transform_place(entry.get("transform"))
+        size = None if stated is None else stated.voxel_size_nm
+        return Dataset(path, axes, stated, coarseness=0.0 if size is None else math.prod(size))
     axes, units = _axes(image.get("axes"))
     where = f"{source} (OME-Zarr {version or 'of a version that it does not say'})"
     inner, outer = entry["coordinateTransformations"], image.get("coordinateTransformations") or []
@@ -91,7 +105,7 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Datase
     by_axis = [dict(zip(axes, values, strict=True)) for values in (scale, shift)]
     has_origin = any(entry.get("type") == "translation" for entry in [*own, *around])
     placed = place(by_axis[0], by_axis[1], dict(zip(axes, units, strict=True)))
-    return Dataset(path, axes, replace(placed, has_origin=has_origin))
+    return Dataset(path, axes, replace(placed, has_origin=has_origin), coarseness=math.prod(scale))
 
 
 def _channel_names(omero: object) -> tuple[str, ...]:

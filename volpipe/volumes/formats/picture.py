@@ -1,12 +1,14 @@
 """PNG and JPEG: a slice each, decoded whole.
 
 Not here: folders of them (tiff_folder), or how a decoded picture is cut to a box (tiff_pages). A picture whose colours
-are equal in each pixel, and opaque, is grey. Sources: RFC 2083 (PNG), ITU T.81, annex B (JPEG).
+are equal in each pixel, and opaque, is grey; one with a palette is the numbers of its colours. Sources: RFC 2083 (PNG),
+ITU T.81, annex B (JPEG).
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.volumes.dialects.attributes import COLOUR_CHANNELS, palette_notes
 from volpipe.volumes.formats.flat import num_bytes
 from volpipe.volumes.formats.tiff_pages import Decoder, Layout, Page, PagedArray
 from volpipe.volumes.storage.decoded_size import PNG
@@ -23,14 +26,18 @@ from volpipe.volumes.storage.metadata import Facts, Header, Place, voxels
 
 JPEG = b"\xff\xd8\xff"
 MAGICS = (PNG, JPEG)
-PNG_SAMPLES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by colour type; a palette is decoded to its colours
+PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+GREY_TYPE, PALETTE_TYPE = 0, 3  # of these
+MAX_PALETTE = 768  # bytes
+TYPE_BYTE = 25  # of a PNG: its colour type
+COLOURED = (3, 4)  # numbers of samples of which the first are red, green and blue
 FRAMES = range(0xC0, 0xD0)  # markers of JPEG that begin a frame, but for
 NO_FRAMES = (0xC4, 0xC8, 0xCC)
 HUFFMAN = (0xC0, 0xC1, 0xC2)  # the frames that decoders read
 OPAQUE = (2, 4)  # numbers of samples of which the last is how opaque a pixel is
 FACTS = Facts(
     "PNG, JPEG",
-    "one slice a file, 8 and 16 bits; equal colours are read as grey, others are channels",
+    "one slice a file, 8 and 16 bits; equal colours are read as grey, others are channels, palettes are their numbers",
     "–",
 )
 
@@ -44,7 +51,7 @@ def read_header(file: Path) -> Header:
     try:
         with file.open("rb") as stream:
             is_png = stream.read(len(PNG)) == PNG
-            height, width, samples, bits = _png(stream) if is_png else _jpeg(stream, file)
+            height, width, samples, bits, palette = _png(stream) if is_png else _jpeg(stream, file)
     except (struct.error, KeyError) as error:
         raise VolumeError(f"{file} is no whole PNG or JPEG: it is damaged or cut short; copy it again") from error
     except OSError as error:
@@ -52,7 +59,11 @@ def read_header(file: Path) -> Header:
     shape = voxels((height, width, samples)[: 3 if samples > 1 else 2], "shape", file)
     dtype = np.dtype(np.uint16 if bits == 16 else np.uint8)
     check_memory(num_bytes(shape, dtype), f"{file}: a picture of {shape}")
-    scaled = (f"grey values of {bits} bits are scaled to 0 to 255",) if bits < 8 and samples == 1 else ()
+    is_indexed, table_notes = palette is not None, () if palette is None else palette_notes(palette)
+    notes = [] if is_png else ["JPEG is lossy: the voxels are not quite those that were taken"]
+    notes += [*table_notes]
+    notes += [f"grey values of {bits} bits are scaled to 0 to 255"] if bits < 8 and not is_indexed else []
+    notes += [COLOUR_CHANNELS] if samples in COLOURED else []
     return Header(
         folder=file,
         format="picture",
@@ -61,8 +72,13 @@ def read_header(file: Path) -> Header:
         chunks=shape,
         codec="png" if is_png else "jpeg",
         axes=("y", "x", "c")[: len(shape)],
-        known={"file": file, "samples": samples, "colours": "grey" if samples == 1 else "colours"},
-        notes=scaled if is_png else ("JPEG is lossy: the voxels are not quite those that were taken",),
+        known={
+            "file": file,
+            "samples": samples,
+            "colours": "palette" if table_notes else "grey" if samples == 1 else "colours",
+            "palette": palette or b"",
+        },
+        notes=tuple(notes),
         unsupported="a picture",
         place=Place(),
     )
@@ -86,7 +102,10 @@ def without_colours(header: Header) -> Header:
         shape=header.shape[:2],
         chunks=header.chunks[:2],
         axes=("y", "x"),
-        notes=(*header.notes, "the colours of each pixel are equal: they are read as one grey value"),
+        notes=(
+            *(note for note in header.notes if note != COLOUR_CHANNELS),
+            "the colours of each pixel are equal: they are read as one grey value",
+        ),
     )
 
 
@@ -117,10 +136,33 @@ def _decode(text: bytes, file: Path) -> np.ndarray:
     is_png = text.startswith(PNG)
     if not is_png and not text.rstrip(b"\0").endswith(b"\xff\xd9"):  # the decoder would fill it up with grey
         raise VolumeError(f"{file} has {len(text)} bytes and no end of a JPEG: it is cut short; copy it again")
+    is_indexed = is_png and text[TYPE_BYTE] == PALETTE_TYPE
     try:
+        if is_indexed:
+            scale = 255 // (2 ** text[TYPE_BYTE - 1] - 1)
+            return np.asarray(imagecodecs.png_decode(_without_palette(text))) // np.uint8(scale)
         return np.asarray(imagecodecs.png_decode(text) if is_png else imagecodecs.jpeg8_decode(text))
     except (RuntimeError, ValueError) as error:  # imagecodecs' own, and messages of libpng that are no UTF-8
         raise VolumeError(f"{file}: {error}; it is damaged or cut short") from error
+
+
+def _without_palette(text: bytes) -> bytes:
+    """Return a PNG whose grey values are the numbers of the palette of `text`, scaled to 255 where they have few bits.
+
+    Decoders return the colours of a palette. Its numbers are stored as grey values are (RFC 2083, section 4.1.1).
+    """
+    parts, at = [PNG], len(PNG)
+    while at + 8 <= len(text):
+        size, name = struct.unpack(">I4s", text[at : at + 8])
+        if name == b"IHDR":
+            old, check = text[at + 4 : at + 8 + size], text[at + 8 + size : at + 12 + size]
+            new = old[: TYPE_BYTE - at - 4] + bytes([GREY_TYPE]) + old[TYPE_BYTE - at - 3 :]
+            is_whole = check == struct.pack(">I", zlib.crc32(old))
+            parts += [text[at : at + 4], new, struct.pack(">I", zlib.crc32(new)) if is_whole else check]
+        elif name in (b"IDAT", b"IEND"):
+            parts.append(text[at : at + 12 + size])
+        at += 12 + size
+    return b"".join(parts)
 
 
 def _is_grey(data: np.ndarray) -> bool:
@@ -131,21 +173,24 @@ def _is_grey(data: np.ndarray) -> bool:
     return is_opaque and bool((colours[..., 1:] == colours[..., :1]).all())
 
 
-def _png(stream: BinaryIO) -> tuple[int, int, int, int]:
-    """Return height, width, samples and bits; the colour that is transparent, if there is one, adds a sample."""
+def _png(stream: BinaryIO) -> tuple[int, int, int, int, bytes | None]:
+    """Return height, width, samples, bits and palette, None without one; a transparent colour adds a sample to grey."""
     _, _, width, height, bits, colours = struct.unpack(">I4sIIBB", stream.read(18))
     stream.seek(7, 1)
-    samples = PNG_SAMPLES[colours]
+    samples, palette = PNG_SAMPLES[colours], b"" if colours == PALETTE_TYPE else None
     while True:
         size, name = struct.unpack(">I4s", stream.read(8))
         if name == b"IDAT":
-            return height, width, samples, bits
-        samples += name == b"tRNS"
+            return height, width, samples, bits, palette
+        if name == b"PLTE" and palette is not None and size <= MAX_PALETTE:
+            palette = stream.read(size)
+            stream.seek(-size, 1)
+        samples += name == b"tRNS" and palette is None
         stream.seek(size + 4, 1)
 
 
-def _jpeg(stream: BinaryIO, file: Path) -> tuple[int, int, int, int]:
-    """Return height, width, samples and bits of the first frame."""
+def _jpeg(stream: BinaryIO, file: Path) -> tuple[int, int, int, int, None]:
+    """Return height, width, samples and bits of the first frame, and that it has no palette."""
     stream.seek(2)
     while True:
         mark, marker = struct.unpack(">BB", stream.read(2))
@@ -161,5 +206,5 @@ def _jpeg(stream: BinaryIO, file: Path) -> tuple[int, int, int, int]:
                     f"{file} is a JPEG of {bits} bits and {samples} colours in process {marker - FRAMES[0]}; volpipe "
                     "reads 8 bits, grey or three colours; save it as PNG or TIFF"
                 )
-            return height, width, samples, bits
+            return height, width, samples, bits, None
         stream.seek(size - 2, 1)

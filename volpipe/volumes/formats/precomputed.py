@@ -129,7 +129,7 @@ def root_of(header: Header) -> Location:
 
 
 def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
-    """Return the levels of the volume at `folder`, finest first; None where there is none.
+    """Return the levels of the volume at `folder`, as it lists them; None where there is none.
 
     Raises:
         VolumeError: its metadata are broken.
@@ -137,11 +137,17 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     info = read_info(folder)
     if info is None:
         return None
-    keys = [scale.get("key") for scale in _scales(info, folder)]
-    for key in keys:
+    scales = _scales(info, folder)
+    for key in (scale.get("key") for scale in scales):
         if not isinstance(key, str) or not _is_inner(key):
             raise VolumeError(f"{folder / FILE}: the key {str(key)[:60]!r} of a level is no folder inside; mend it")
-    return tuple(Dataset(str(key)) for key in keys)
+    return tuple(Dataset(str(scale["key"]), coarseness=_coarseness(scale)) for scale in scales)
+
+
+def _coarseness(scale: Mapping[str, Any]) -> float:
+    """Return the size of a voxel of a level, to be compared with other levels'; 0 where that is not stated."""
+    size = floats(scale.get("resolution"))
+    return math.prod(size) if size is not None and len(size) == 3 and min(size) > 0 else 0.0
 
 
 def read_attributes(folder: Location) -> Tree:
@@ -246,7 +252,8 @@ def _place(info: Tree, scale: Tree, offset: Sequence[int]) -> Place:
     if size is None or len(size) != 3 or min(size) <= 0:
         return Place(reason=f"it says {str(scale.get('resolution'))[:40]}")
     centres = [(n + 0.5) * v for n, v in zip(offset, size, strict=True)]
-    stored, fine = lengths(info.get(ORIGIN)), floats(info["scales"][0].get("resolution"))
+    finest = min((tree for tree in info["scales"] if isinstance(tree, dict)), key=_coarseness)
+    stored, fine = lengths(info.get(ORIGIN)), floats(finest.get("resolution"))
     if stored is not None and fine is not None and len(fine) == 3:
         shift = [o + (v - f) / 2 for o, v, f in zip(stored[::-1], size, fine, strict=True)]
         if all(abs(a - b) <= f / 2 * (1 + 1e-6) for a, b, f in zip(shift, centres, fine, strict=True)):

@@ -24,9 +24,10 @@ from xml.etree import ElementTree
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.volumes.dialects.attributes import COLOUR_CHANNELS, INVERTING_TABLE, PALETTE, palette_notes
 from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.formats.tiff_pages import Decoder, InvertedArray, Layout, Page, PagedArray
+from volpipe.volumes.formats.tiff_pages import Decoder, Layout, Page, PagedArray
 from volpipe.volumes.storage import decoded_size
 from volpipe.volumes.storage.memory import check_memory
 from volpipe.volumes.storage.metadata import (
@@ -36,8 +37,10 @@ from volpipe.volumes.storage.metadata import (
     Lengths,
     Place,
     Tree,
+    level_factor,
     nanometres,
     place,
+    usual_axes,
     voxel_dtype,
     voxels,
 )
@@ -80,7 +83,7 @@ def read_header(file: Path, key: str) -> Header | None:
 
 
 def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
-    """Return the levels of the series `key`, finest first; None where it has no coarser ones."""
+    """Return the levels of the series `key`; None where it has no coarser ones."""
     with _opened(file) as stack:
         image = stack.find(key)
         if image is None or image.level is not None or len(image.series.levels) < 2:
@@ -88,7 +91,8 @@ def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
         axes = read_axes(image.series, file)
         where = read_place(stack.tif, image.series, image.number, axes)
         return tuple(
-            Dataset(f"s{i}", axes, coarser(where, axes, image.series, i)) for i in range(len(image.series.levels))
+            Dataset(f"s{i}", axes, coarser(where, axes, image.series, i), coarseness=1 / math.prod(level.shape))
+            for i, level in enumerate(image.series.levels)
         )
 
 
@@ -125,14 +129,13 @@ def exists(file: Path, key: str) -> bool:
         return not key or stack.find(key) is not None
 
 
-def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | InvertedArray | PagedArray:
+def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | PagedArray:
     """Return the array of `header`; `cache_bytes` of decoded strips and tiles are kept in memory."""
     with _opened(header.known["file"]) as stack:
         series = stack.series(header.known["key"])
         layout = _layout(series, stack.file)
         if header.known["is_uniform"] and _is_flat(series, stack.file) and series.dataoffset is not None:
-            array = FlatArray(RawFile(stack.file), series.dataoffset, layout.decoder.stored, header.shape)
-            return array if layout.decoder.white is None else InvertedArray(array, layout.decoder.white)
+            return FlatArray(RawFile(stack.file), series.dataoffset, layout.decoder.stored, header.shape)
         return PagedArray(_pages(stack, series, header.known["is_uniform"]), layout, cache_bytes)
 
 
@@ -199,7 +202,7 @@ class _Stack:
 
 
 def _coding(page: TiffPage) -> Coding:
-    return page.hash, *(str(page.tags.valueof(code)) for code in OTHER_CODING)
+    return page.hash, palette_of(page), *(str(page.tags.valueof(code)) for code in OTHER_CODING)
 
 
 @contextmanager
@@ -298,7 +301,7 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
     expected = stack.coding(series.keyframe)
     # Whether the bytes of all pages become voxels as those of the keyframe do.
     is_uniform = all(stack.coding(page) == expected for page in series if page is not None and page.offset)
-    pages = _check(stack, series, is_uniform)
+    _check(stack, series, is_uniform)
     place = read_place(stack.tif, image.series, image.number, axes)
     return Header(
         folder=file / key,
@@ -315,8 +318,9 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
             "key": key,
             "is_uniform": is_uniform,
             "colours": colours_of(series.keyframe),
+            "palette": palette_of(series.keyframe),
         },
-        notes=_notes(stack, series, pages),
+        notes=_notes(stack, series),
         unsupported="a TIFF file",
         place=coarser(place, axes, image.series, image.level or 0),
     )
@@ -344,7 +348,7 @@ def _codec(page: TiffPage, file: Path) -> str:
     return name.removeprefix("adobe_")
 
 
-def _notes(stack: _Stack, series: TiffPageSeries, pages: list[Page]) -> tuple[str, ...]:
+def _notes(stack: _Stack, series: TiffPageSeries) -> tuple[str, ...]:
     """Return what a user should know of the pages."""
     numbers = [page.index for page in series if page is not None]
     notes = []
@@ -353,22 +357,17 @@ def _notes(stack: _Stack, series: TiffPageSeries, pages: list[Page]) -> tuple[st
     elif series.kind == "generic" and (others := sorted({*range(numbers[0], numbers[-1])} - {*numbers})):
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         notes.append(f"page {others[0]}{more} of the file, counted from 0, is of another kind and left out")
-    num_odd = sum(page.decoder.white != pages[0].decoder.white for page in pages)
-    if num_odd:
-        notes.append(
-            f"{num_odd} pages differ from the first in what is white (MINISWHITE): those whose white is 0 are inverted"
-        )
     return (*notes, *colour_notes(series.keyframe))
 
 
-def _check(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page]:
-    """Return the pages of a series, [] where its voxels are one run; raise unless its files hold all of it."""
+def _check(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> None:
+    """Raise unless the files of a series hold all of it."""
     file = stack.file
     if series.transform is not None:
         raise VolumeError(f"{file}: pages of kind {series.kind!r} are not supported; save a stack of plain pages")
     if is_uniform and series.dataoffset is not None and _is_flat(series, file):
         check_end(file, series.dataoffset + num_bytes(series.shape, series.dtype))
-        return []
+        return
     pages = _pages(stack, series, is_uniform)
     if len(pages) * math.prod(series.keyframe.shaped) != math.prod(series.shape):
         raise VolumeError(f"{file}: {len(pages)} pages of {series.keyframe.shape} do not make up {series.shape}")
@@ -384,7 +383,6 @@ def _check(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page
         ends[page.file] = max(end, ends.get(page.file, 0))
     for path, end in ends.items():
         check_end(path, end)
-    return pages
 
 
 def _is_flat(series: TiffPageSeries, file: Path) -> bool:
@@ -450,7 +448,7 @@ def _with_own_tags(page: TiffPage | TiffFrame) -> TiffPage:
 
 def _kind(page: TiffPage) -> tuple[object, ...]:
     """Return what pages of one array have in common, however they are stored."""
-    return tuple(page.shaped), page.axes, page.dtype, colours_of(page)
+    return tuple(page.shaped), page.axes, page.dtype, colours_of(page), palette_of(page)
 
 
 def _unlike(number: int, page: TiffPage, first: TiffPage) -> str:
@@ -476,7 +474,6 @@ def _decoder(page: TiffPage, file: Path) -> Decoder:
         plain=bool(page.is_final) and not page.is_tiled and stored.kind != "b",
         decode=page.decode,
         jpegheader=page.jpegheader,
-        white=white_of(page),
     )
 
 
@@ -549,16 +546,13 @@ def choose_style(name: str, spec: ArraySpec) -> str:
 
 UNNAMED = "IQ"  # tifffile's letters for axes of which the file says nothing
 INCH, CENTIMETER = 2, 3  # of the tag ResolutionUnit
-WHITE_IS_ZERO, GREY = 0, 1  # of the tag PhotometricInterpretation
+WHITE_IS_ZERO, GREY, INDEXED = 0, 1, 3  # of the tag PhotometricInterpretation
 RGB_DECODERS = (6, 7, 33007, 34892)  # compressions that are JPEG, from which RGB comes
 COLOURS = {  # what values are, and what a user should know of them, by PhotometricInterpretation
-    WHITE_IS_ZERO: ("grey", ""),
+    WHITE_IS_ZERO: ("grey whose white is 0", INVERTING_TABLE),
     GREY: ("grey", ""),
-    2: ("RGB", ""),
-    3: (
-        "palette",
-        "the voxels are numbers of colours in a palette, which may be no grey values",
-    ),
+    2: ("RGB", COLOUR_CHANNELS),
+    INDEXED: ("palette", PALETTE),
     4: ("a mask", ""),
     5: ("CMYK", "the channels are inks (CMYK): more is darker"),
     6: ("YCbCr", "the channels are luma and two differences of colours (YCbCr), not red, green and blue"),
@@ -582,6 +576,9 @@ def read_axes(series: TiffPageSeries, file: Path) -> tuple[str, ...]:
     for i in reversed(range(len(names))):
         if series.axes[i] in UNNAMED:
             names[i] = next(left, f"d{i}")
+    if set(series.axes) & set(UNNAMED) and "c" not in series.axes.lower() and "S" not in series.axes:
+        usual = usual_axes(series.shape)
+        names = [*usual] if usual[-1] == "c" else names
     if len(set(names)) < len(names):
         raise VolumeError(
             f"{file} has axes {series.axes} of {tuple(series.shape)}; save channels, colours and times on their own"
@@ -718,47 +715,38 @@ def colours_of(page: TiffPage) -> str:
             "save grey values"
         )
     name, _ = COLOURS[number]
+    if number == INDEXED and not palette_notes(palette_of(page)):
+        return "grey"
     return "RGB" if name == "YCbCr" and page.compression in RGB_DECODERS else name
 
 
-def white_of(page: TiffPage) -> int | None:
-    """Return the value of black in a `page` whose white is 0, which is read the other way round; None of others.
-
-    Bits stay: tifffile writes masks of Python as if white were 0, and true is 1 in them.
-    """
-    kind = np.dtype(page.dtype).kind
-    if page.photometric != WHITE_IS_ZERO or kind not in "ui":
-        return None
-    return -1 if kind == "i" else 2 ** int(page.bitspersample) - 1
+def palette_of(page: TiffPage) -> bytes:
+    """Return the red, green and blue of each number in the palette of `page`, a byte each; none of other pages."""
+    if page.photometric != INDEXED or page.colormap is None:
+        return b""
+    return (page.colormap.T >> 8).astype(np.uint8).tobytes()
 
 
 def colour_notes(page: TiffPage) -> tuple[str, ...]:
-    """Return what a user should know of the values of `page`, () of grey values and RGB."""
-    black = white_of(page)
-    if black is not None:
-        return (f"white is 0 in the file (MINISWHITE): a stored value v is read as {black} - v",)
-    if page.photometric == WHITE_IS_ZERO:
-        kind = "bits" if page.dtype == np.bool_ else "floats"
-        return (f"white is the least value in the file (MINISWHITE): {kind} are read as they are stored",)
+    """Return what a user should know of the values of `page`, () of grey values."""
     name = colours_of(page)
-    is_ramp = name == "palette" and page.colormap is not None and _is_ramp(page.colormap)
-    return () if is_ramp else tuple(note for other, note in COLOURS.values() if other == name and note)
+    return tuple(note for other, note in COLOURS.values() if other == name and note)
 
 
-def _is_ramp(colormap: np.ndarray) -> bool:
-    """Return whether the colours of a palette (3, n) are greys that grow with their number."""
-    ramp = np.round(np.arange(colormap.shape[1]) / max(1, colormap.shape[1] - 1) * 255).astype(int)
-    return all(np.array_equal(channel >> 8, ramp) for channel in colormap)
-
-
-def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:
-    """Return where a level lies: its voxels join as many of the finest as their numbers say."""
-    if finest.voxel_size_nm is None or not level:
-        return finest
-    coarse = series.levels[level]
-    factors = {axis: full / n for axis, full, n in zip(names, series.shape, coarse.shape, strict=True) if axis in "zyx"}
-    size = [v * factors.get(axis, 1.0) for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
-    shift = [(factors.get(axis, 1.0) - 1) / 2 * v for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
+def coarser(described: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:
+    """Return where a level lies: its voxels join as many of those of the first, which is described, as lengths say."""
+    if described.voxel_size_nm is None or not level:
+        return described
+    shapes = [series.shape, *sorted((one.shape for one in series.levels[1:]), key=math.prod, reverse=True)]
+    chain = shapes[: 1 + shapes.index(series.levels[level].shape, 1)]
+    lengths = {axis: along for axis, *along in zip(names, *chain, strict=True) if axis in "zyx"}
+    factors = {axis: level_factor(along) for axis, along in lengths.items()}
+    for axis, factor in factors.items():
+        if factor is None:
+            shown = " to ".join(map(str, lengths[axis]))
+            return Place(reason=f"its levels have {shown} voxels along {axis}, and no one factor gives these")
+    size = [v * (factors.get(axis) or 1) for axis, v in zip("zyx", described.voxel_size_nm, strict=True)]
+    shift = [((factors.get(axis) or 1) - 1) / 2 * v for axis, v in zip("zyx", described.voxel_size_nm, strict=True)]
     return Place((size[0], size[1], size[2]), (shift[0], shift[1], shift[2]))
 
 

@@ -357,19 +357,28 @@ def check(folder: Path) -> None:
         raise VolumeError(f"{folder}: {slices.problem}")
     first, *others = slices.names
     expected = _slice_header(folder / first)
-    different = []
+    different, palettes = [], [(first, expected.known["palette"])]
     with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
         try:
             headers = pool.map(_slice_header, (folder / name for name in others))
             for name, other in zip(others, headers, strict=True):
                 if _kind(other) != _kind(expected):
                     different.append(f"{name} is {_described(other)}")
+                palettes.append((name, other.known["palette"]))
         finally:
             pool.shutdown(cancel_futures=True)
     if different:
         raise VolumeError(
             f"{folder}: the slices differ: {first} is {_described(expected)}, "
             f"{listed(different, MAX_DIFFERENT)}; keep only those of one stack in a folder"
+        )
+    # Palettes may end with the last colour that their slice uses.
+    longest_name, longest = max(palettes, key=lambda each: len(each[1]))
+    odd = [name for name, palette in palettes if not longest.startswith(palette)]
+    if odd:
+        raise VolumeError(
+            f"{folder}: the same number is another colour in {listed(odd, MAX_DIFFERENT)} than in {longest_name}: "
+            "their palettes differ; save all slices with one palette, or as grey values"
         )
 
 

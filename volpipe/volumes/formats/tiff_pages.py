@@ -37,7 +37,6 @@ class Decoder:
         plain: whether a page whose strips lie one after another can be read without decoding.
         decode: tifffile's, of a strip or tile.
         jpegheader: for `decode`.
-        white: the value that is read as 0, and 0 as it; None where values are read as they are.
     """
 
     segment: tuple[int, ...]
@@ -45,7 +44,6 @@ class Decoder:
     plain: bool
     decode: Callable[..., Any]  # Any: tifffile's signature differs by codec
     jpegheader: bytes | None = None
-    white: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,10 +122,8 @@ class PagedArray:
         shape = [next(long) if n > 1 else 1 for n in layout.shape[layout.num_outer :]]
         if page.decoder.plain and page.is_one_run:
             run = FlatArray(self._open(page.file), page.offsets[0], page.decoder.stored, layout.page)
-            data = run.read(box.slices).reshape(shape)
-        else:
-            data = self._read_segments(number, box).reshape(shape)
-        return inverted(data, page.decoder.white)
+            return run.read(box.slices).reshape(shape)
+        return self._read_segments(number, box).reshape(shape)
 
     def _read_segments(self, page: int, box: Box) -> np.ndarray:
         """Return the voxels of a page's `box`, (samples, depth, length, width, samples); omitted segments are 0."""
@@ -139,22 +135,6 @@ class PagedArray:
             if data is not None:
                 _paste(out, box, data, [i * s for i, s in zip(index, segment, strict=True)])
         return out
-
-
-class InvertedArray:
-    """An array of which `white` is read as 0, and 0 as `white`."""
-
-    def __init__(self, array: FlatArray, white: int) -> None:
-        self._array = array
-        self._white = white
-
-    def read(self, index: Index) -> np.ndarray:
-        return inverted(self._array.read(index), self._white)
-
-
-def inverted(data: np.ndarray, white: int | None) -> np.ndarray:
-    """Return `data`, integers from 0 to `white`, with black and white the other way round; as it is for None."""
-    return data if white is None else data.dtype.type(white) - data
 
 
 def _decode(

@@ -71,8 +71,14 @@ def held(folder: Path, holder: str, refusal: type[VolpipeError]) -> Iterator[Non
             raise refusal(f"{folder} is in use by {_name(lock)}; wait for it or stop it") from error
         if not (folder / LOCK_FILE).exists():
             raise refusal(f"{folder} was deleted by {_name(lock)}, which ended just now; give the command again")
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{holder}\n".encode(), 0)
+        try:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{holder}\n".encode(), 0)
+        except OSError as error:  # no room
+            (folder / LOCK_FILE).unlink(missing_ok=True)
+            raise refusal(
+                f"{folder} cannot be written: {error.strerror}; make room, or choose another place"
+            ) from error
         yield
     finally:
         os.close(lock)

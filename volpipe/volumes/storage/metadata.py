@@ -5,6 +5,7 @@ Not here: what any one format calls things (n5, zarr, ome), or the voxels (tenso
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.text import decoded
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 
@@ -36,6 +38,7 @@ SYNONYMS = {
     **dict.fromkeys(("height", "row", "rows"), "y"),
     **dict.fromkeys(("width", "col", "cols", "column", "columns"), "x"),
 }
+MAX_COLOURS, LEAST_PLANE = 4, 16  # entries of a last axis that may be of colours, and of the two before it
 UNKNOWN_SIZE, GUESSED_SIZE = "voxel size unknown", "voxel size guessed"
 MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22, "compressed_segmentation": 0}
 NANOMETRES = {
@@ -288,7 +291,7 @@ def read_json(file: Location) -> Tree | None:
     if len(text) > MAX_JSON_BYTES:
         raise VolumeError(f"{file} is larger than {MAX_JSON_BYTES >> 20} MiB; that is no array metadata")
     try:
-        tree = json.loads(text)
+        tree = json.loads(decoded(text))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or an integer of 5000 digits
         raise VolumeError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(tree, dict):
@@ -424,8 +427,15 @@ def shown(numbers: Sequence[float]) -> str:
     return " × ".join(f"{number:g}" for number in numbers)
 
 
-def usual_axes(rank: int) -> tuple[str, ...]:
-    """Return the names assumed for `rank` unnamed axes: x, yx, zyx, czyx, tczyx; further ones are d0, d1 …"""
+def usual_axes(shape: Sequence[int]) -> tuple[str, ...]:
+    """Return the names assumed for unnamed axes: x, yx, zyx, czyx, tczyx; further ones are d0, d1 …
+
+    A last axis of 3 or 4, or of four axes and more of up to 4, behind two that are longer than 16, is of channels, as
+    of colours: yxc, zyxc, tzyxc.
+    """
+    rank, channels = len(shape), 3 if len(shape) == 3 else 1
+    if rank > 2 and channels <= shape[-1] <= MAX_COLOURS and min(shape[-3:-1]) >= LEAST_PLANE:
+        return (*(axis for axis in usual_axes((1,) * rank) if axis != "c"), "c")[-rank:]
     extra = max(0, rank - len(AXES))
     return tuple(f"d{i}" for i in range(extra)) + AXES[len(AXES) - rank + extra :]
 
@@ -454,6 +464,27 @@ def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], fact
     if None not in factors.values():
         return f"it says {numbers}, which must be above 0"
     return f"it says {numbers} in the unit {str(odd)[:20]!r}" if odd else f"it says {numbers} without a unit"
+
+
+def level_factor(lengths: Sequence[int]) -> int | None:
+    """Return how many voxels of the finest level one of the last level joins, by their lengths along an axis.
+
+    A level has the length of the one before, divided by a whole number and rounded up or down. None where several
+    numbers, or none, may have been meant, unless one of them divided all levels before::
+
+        33 -> 17 -> 9   2, then 2: 4, and not 33 / 9          12 -> 3        4 or 5: None
+        7 -> 4 -> 2     2, then 2 or 3, of which 2 again: 4   100 -> 66      none: None
+    """
+    steps: list[int] = []
+    for n, m in itertools.pairwise(lengths):
+        if n == m and (n > 1 or lengths[0] == 1):
+            continue
+        low, high = n // (m + 1) + 1, (n - 1) // (m - 1) if m > 1 else MAX_LENGTH  # n / f is less than 1 from m
+        again = steps[0] if len(set(steps)) == 1 else 0
+        if n <= m or not (low == high or low <= again <= high):
+            return None
+        steps.append(low if low == high else again)
+    return math.prod(steps)
 
 
 def check_same(file: Location, name: str, was: object, value: object) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from volpipe.errors import ChangedError, RemoteError, VolumeError
+from volpipe.text import read_text
 from volpipe.volumes.storage import decoded_size
 from volpipe.volumes.storage.requests import DENIED, MOST_SECONDS, PAUSES_SECONDS, REASONS, patiently
 
@@ -565,9 +566,11 @@ def profile_keys() -> dict[str, str]:
     """Return the keys of the user's profile as obstore names them, {} where it has none."""
     parser = configparser.RawConfigParser()
     try:
-        parser.read_string(credentials_file().read_text(encoding="utf-8"))
+        parser.read_string(read_text(credentials_file()))
     except (OSError, RuntimeError):  # none there, or no home
         return {}
+    except UnicodeDecodeError as error:
+        raise VolumeError(f"{credentials_file()} is no credentials file, for it holds no text: {error}") from None
     except configparser.Error as error:
         raise VolumeError(f"{credentials_file()} is no credentials file: {error.message.splitlines()[0]}") from None
     settings = dict(parser.items(_profile())) if parser.has_section(_profile()) else {}
