@@ -269,6 +269,15 @@ def my_net(page: Page) -> None:
         save_file(tensors, page.folder / f"{name}.safetensors")
 
 
+def neighbours(page: Page) -> None:
+    """mynet.pt, weights of a net of five slices: two convolutions."""
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(5, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 1, 1))
+    torch.save(net.state_dict(), page.folder / "mynet.pt")
+
+
 def onnx_net(page: Page) -> None:
     """model.onnx, a net of one convolution."""
     import torch

@@ -1,13 +1,15 @@
-"""Nets of the field, as their users have them: each row of the table in docs/bring-your-net.md runs as it says.
+"""Nets of the field, as their users have them: each project of docs/bring-your-net.md runs as it says.
 
 The numbers are compared with the maker's own loop over the same windows, in plain torch and numpy.
 """
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import re
+import shlex
 import shutil
 import warnings
 from collections.abc import Callable
@@ -21,6 +23,7 @@ import torch
 from conftest import ROOT
 from graphs import export_onnx
 from inline import Inline
+from markdown_page import Block, blocks_of
 from monai.inferers import sliding_window_inference
 from scipy.ndimage import gaussian_filter
 from torch import nn
@@ -176,29 +179,31 @@ def nnunet_windows(net: Net, data: np.ndarray, plan: vp.Plan) -> np.ndarray:
     return joined
 
 
-# --- the rows of the table
+# --- the projects of the page
 
 
 @dataclass(frozen=True)
 class Case:
-    """A net of a row of the table.
+    """A net of a project of the page.
 
     Attributes:
-        row: its first words in the table.
+        project: its heading on the page.
         net: a function of field.py, or a name in a library of its maker.
         options: beside its file.
         part: of what the maker's code gives.
+        grey: the grey level that is 0 to the net, and how many are 1.
     """
 
-    row: str
+    project: str
     net: str
     save: Save
     loop: Callable[[Net, np.ndarray, vp.Plan], np.ndarray]
     options: tuple[str, ...] = ()
     part: int | str | None = None
+    grey: tuple[float, float] = (127.5, 127.5)
 
     def __str__(self) -> str:
-        return f"{self.row}-{self.net}"
+        return f"{self.project}-{self.net}"
 
     def module(self) -> nn.Module:
         library = {results: field.nnunet, bundle: field.monai}.get(self.save)
@@ -206,15 +211,31 @@ class Case:
         return net
 
 
+OWN = ("net.name", "net.weights", "windows.shape")  # settings with other values here: smaller nets, in other files
 CASES = [
     Case("LSD", "lsd", checkpoint("model_state_dict"), scan),
-    Case("LSD, MTLSD", "mtlsd", checkpoint("model_state_dict"), scan, ("net.output=1",), part=1),
+    Case("MTLSD", "mtlsd", checkpoint("model_state_dict"), scan, ("net.output=1",), part=1),
     Case("DaCapo", "dacapo", checkpoint("model"), scan),
     Case("CellMap", "cellmap", checkpoint("model_state_dict"), scan),
-    Case("BANIS", "banis", checkpoint("state_dict", "model."), monai_windows, ("windows.shape=[16,32,32]",)),
+    Case(
+        "BANIS",
+        "banis",
+        checkpoint("state_dict", "model."),
+        monai_windows,
+        ("windows.shape=[16,32,32]", "normalise.low=-255", "normalise.high=255"),
+        grey=(0, 255),
+    ),
     Case("PyTC", "pytc", checkpoint("state_dict", "model."), monai_windows, ("windows.shape=[16,32,32]",)),
     Case("SegNeuron", "segneuron", checkpoint("model_weights", "module."), monai_windows, ("net.output=0",), part=0),
-    Case("MitoNet", "mitonet", torchscript, monai_slices, ("net.output=sem_logits",), part="sem_logits"),
+    Case(
+        "MitoNet",
+        "mitonet",
+        torchscript,
+        monai_slices,
+        ("net.output=sem_logits", "windows.shape=[1,32,48]", "normalise.mean=146.8", "normalise.std=32.55"),
+        part="sem_logits",
+        grey=(146.8, 32.55),
+    ),
     Case("nnU-Net", "PlainConvUNet", results, nnunet_windows),
     Case("nnU-Net", "ResidualEncoderUNet", results, nnunet_windows),
     Case("MONAI", "UNet", bundle, monai_windows),
@@ -226,18 +247,38 @@ CASES = [
 ]
 
 
-def options_by_row() -> dict[str, set[str]]:
-    """Return the keys that the page types for each row of its table."""
+def blocks_by_project() -> dict[str, list[Block]]:
+    """Return the blocks of code below each project's heading on the page."""
     section = PAGE.read_text().partition("## Can I run my net?")[2].partition("\n## ")[0]
-    cells = [line.split("|") for line in section.splitlines() if "--set net.name" in line and line.startswith("|")]
-    typed = {
-        row[1].partition("(")[0].strip(): row[4].replace("--trust-model", "--set net.trust_model=") for row in cells
-    }
-    return {name: set(re.findall(r"--set ([\w.]+)=", text)) for name, text in typed.items()}
+    parts = (part.partition("\n") for part in section.split("\n### ")[1:])
+    return {name: blocks_of(text) for name, _, text in parts}
 
 
-def test_each_row_of_the_table_has_a_net_here() -> None:
-    assert {case.row for case in CASES} == set(options_by_row())
+def typed(blocks: list[Block]) -> dict[str, str]:
+    """Return the settings of the command among these blocks."""
+    (command,) = (block.text for block in blocks if block.language == "bash")
+    words = shlex.split(command.replace("--trust-model", "--set net.trust_model=true"))
+    return dict(after.split("=", 1) for word, after in itertools.pairwise(words) if word == "--set")
+
+
+def test_each_project_of_the_page_has_a_net_here() -> None:
+    text = PAGE.read_text()
+    assert {case.project for case in CASES} == set(blocks_by_project())
+    assert re.findall(r"^\| \[([^\]]+)\]\(#", text, re.MULTILINE) == list(blocks_by_project())
+
+
+@pytest.mark.parametrize("project", blocks_by_project())
+def test_the_file_beside_a_command_has_the_function_that_it_names(project: str) -> None:
+    blocks = blocks_by_project()[project]
+    name, _, function = typed(blocks)["net.name"].partition(":")
+    files = {block.file: block.text for block in blocks if block.file}
+    if not name.endswith(".py"):
+        assert files == {}
+        return
+    tree = ast.parse(files[name])
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    packages = {node.module.partition(".")[0] for node in tree.body if isinstance(node, ast.ImportFrom) and node.module}
+    assert name.removesuffix(".py") not in packages  # it would find itself in place of that
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -249,13 +290,15 @@ def test_a_net_of_the_field_gives_the_numbers_of_its_maker(
     data = noise((18, 50, 70))
     write_volume(tmp_path / "in.n5", data)
     chosen = [*case.save(tmp_path, case.net), *case.options]
-    assert {setting.partition("=")[0] for setting in chosen} == options_by_row()[case.row]
+    shown, own = typed(blocks_by_project()[case.project]), dict(setting.split("=", 1) for setting in chosen)
+    assert {key: own[key] for key in own if key not in OWN} == {key: shown[key] for key in shown if key not in OWN}
+    assert set(own) == set(shown)
     chosen += ["output.levels=0", "output.kind=image"]
     plan = vp.plan("in.n5/raw", out="out.zarr", settings=chosen)
     assert not vp.run(plan, site=Inline()).missing
     out = vp.open("out.zarr").open()[...]
     grey = data.astype(np.float32)
-    grey = (grey - grey.mean()) / grey.std() if case.save is results else grey / 127.5 - 1
+    grey = (grey - grey.mean()) / grey.std() if case.save is results else (grey - case.grey[0]) / case.grey[1]
     module = case.module()
 
     def net(windows: torch.Tensor) -> torch.Tensor:

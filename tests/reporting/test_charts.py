@@ -31,7 +31,8 @@ from volpipe.reporting.frames import MOST_BYTES, STRIP, encoded, hatched, resize
 from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Chart, Link, Page, Picture, Section, Sheet
 from volpipe.reporting.render import write_page
-from volpipe.reporting.shades import colours
+from volpipe.reporting.shades import colours as label_colours
+from volpipe.reporting.tasks import colours_of
 from volpipe.training.pages import curves
 from volpipe.training.search.pages import trial_items
 from volpipe.volumes.volume import open_volume
@@ -81,6 +82,23 @@ def test_curves_are_those_of_the_log_thinned(tmp_path: Path) -> None:
     scores = charts["Score of held-out voxels: PSNR, dB"].data
     assert list(scores["x"]) == list(range(1000, 20_001, 1000))
     assert set(charts["Learning rate"].data["y"]) == {1e-3}
+
+
+def test_a_value_that_is_known_once_is_a_number_and_no_chart(tmp_path: Path) -> None:
+    lines = [{"step": i, "loss": 1.0 / i, "rate": 1e-3} | ({"auc": 0.75} if i == 3 else {}) for i in (1, 2, 3)]
+    (tmp_path / LOSSES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = [*curves(tmp_path)]
+    assert [item.title for item in shown if isinstance(item, Chart)] == ["Losses", "Learning rate"]
+    assert [item.rows for item in shown if isinstance(item, Sheet)] == [[("auc", "0.75", "3")]]
+    (tmp_path / LOSSES).write_text(json.dumps(lines[0]) + "\n")
+    assert not any(isinstance(item, Chart) for item in curves(tmp_path))
+
+
+def test_a_trial_with_one_score_is_a_number_and_no_chart(tmp_path: Path) -> None:
+    (tmp_path / "000").mkdir()
+    (tmp_path / "000" / LOSSES).write_text('{"step": 4, "loss": 1.0, "psnr": 30.0}\n')
+    (item,) = trial_items(tmp_path)
+    assert isinstance(item, Sheet) and item.rows == [("000", 30.0, 4)]
 
 
 def test_a_training_shows_its_held_out_windows(tmp_path: Path) -> None:
@@ -136,7 +154,7 @@ def test_labels_of_an_evaluation_are_coloured_alike(tmp_path: Path) -> None:
     volumes = [f"{write_volume(tmp_path / name, labels)}/raw" for name in ("a.n5", "b.n5")]
     shown = pictures([*evaluation_items(plan_evaluation(*volumes, kind="labels"))])
     image = shown["xy output"][:-STRIP]
-    assert {tuple(pixel) for row in image for pixel in row} == {tuple(c) for c in colours(np.array([7, 9]))}
+    assert {tuple(pixel) for row in image for pixel in row} == {tuple(c) for c in label_colours(np.array([7, 9]))}
     np.testing.assert_array_equal(shown["xy output"], shown["xy reference"])
 
 
@@ -267,6 +285,23 @@ def test_a_histogram_counts_each_value_once(dtype: type) -> None:
 
 
 @pytest.mark.browser
+def test_the_legend_of_many_stages_is_seen_whole(tmp_path: Path, browser: Browser) -> None:
+    colours = colours_of([f"stage_{i}_of_many: pyramid" for i in range(30)])
+    changes = {"encoding": {"color": {"scale": {"domain": list(colours), "range": list(colours.values())}}}}
+    data = {"began": [0, 1], "began_elapsed": [0, 1], "stage": [next(iter(colours))] * 2, "tasks": [1, 1]}
+    chart = Chart("Tasks at work", "", "at_work", data, changes)
+    write_page(Page("a flow", "complete", [Section("Timeline", [chart])]), tmp_path / "page.html")
+    browser.open_file(tmp_path / "page.html")
+    pixels = browser.driver.execute_script("""
+        const canvas = document.querySelector("canvas");
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        const found = new Set();
+        for (let i = 0; i < data.length; i += 4) found.add((data[i] << 16) + (data[i + 1] << 8) + data[i + 2]);
+        return [...found];""")
+    assert {f"#{pixel:06x}" for pixel in pixels} >= set(colours.values())
+
+
+@pytest.mark.browser
 def test_every_chart_is_drawn_without_a_complaint(tmp_path: Path, browser: Browser) -> None:
     blocks = BlockMap("infer", Grid((64, 64, 64), (16, 16, 16)))
     for unit in range(60):
@@ -275,9 +310,10 @@ def test_every_chart_is_drawn_without_a_complaint(tmp_path: Path, browser: Brows
     stage = Stage("infer", len(blocks.grid))
     stage.done[:60] = True
     blocks.close(stage)
-    (tmp_path / "000").mkdir()
     log = "".join(json.dumps({"step": i, "loss": 1 / i, "rate": 0.1, "psnr": float(i)}) + "\n" for i in range(1, 5))
-    (tmp_path / "000" / LOSSES).write_text(log)
+    for trial in ("000", "001"):
+        (tmp_path / trial).mkdir()
+        (tmp_path / trial / LOSSES).write_text(log)
     sizes = sizes_chart(table(tmp_path, np.array([1, 1, 5, 70_000])), 4)
     values = {"input": noise((9, 9, 9), "uint16"), "output": noise((9, 9, 9), "uint16", seed=1)}
     charts = [*blocks.items(), sizes, histogram.histogram("Greys", values), *profiles(tmp_path)]

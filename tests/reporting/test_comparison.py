@@ -45,8 +45,9 @@ def drawn(plan: Plan, title: str = "") -> list[Item]:
 
 
 def pictures(items: Sequence[Item]) -> dict[str, np.ndarray]:
-    """Return the pixels of each picture by its title."""
-    return {item.title: np.array(Image.open(io.BytesIO(item.image))) for item in items if isinstance(item, Picture)}
+    """Return the pixels of each picture by its title; drawings have none."""
+    shown = [item for item in items if isinstance(item, Picture) and item.media_type != "image/svg+xml"]
+    return {item.title: np.array(Image.open(io.BytesIO(item.image))) for item in shown}
 
 
 def notes(items: Sequence[Item]) -> str:

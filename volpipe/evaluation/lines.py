@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from volpipe.evaluation.class_scores import ClassScores
@@ -108,7 +108,13 @@ def _cut(frequency: float | None, volume: Volume) -> str:
 
 
 def stored_sheets(scores: Mapping[str, Mapping[str, Any]]) -> list[Item]:  # Any: JSON
-    """Return the numbers of `scores`, as they are stored: a line for each candidate, and for each of their parts."""
+    """Return the numbers of `scores`, as they are stored: a line for each candidate, and for each of their parts.
+
+    Scores of labels are said as `score_sheets` says them.
+    """
+    output = scores.get("output", {})
+    if set(output) == {field.name for field in fields(LabelScores)}:
+        return [Sheet("Scores", ("", ""), list(_label_lines(LabelScores(**output))))]
     names = [key for key, value in next(iter(scores.values())).items() if not isinstance(value, list | tuple | dict)]
 
     def cell(value: object) -> str:

@@ -58,10 +58,11 @@ def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
     size = evaluation.reference.voxel_size_nm
     voxel = size or (1.0, 1.0, 1.0)
     for axis, box, images, errors in _planes(evaluation):
+        yield Note(f"Slice {box} (z, y, x):")
         sides = frames.sides_of(box.shape, voxel, axis)
         for panel in [*images, *errors]:
             file = frames.drawn(panel.pixels, sides, min(voxel), is_known=size is not None)
-            yield Picture(panel.caption, str(box), *file)
+            yield Picture(panel.caption, "", *file)
 
 
 def _planes(evaluation: Evaluation) -> Iterator[Plane]:

@@ -24,6 +24,8 @@ class Planes {
     this.model = model;
     this.root = element("div", root, { className: "volpipe-explore" });
     this.root.style.cssText = "width:100%";
+    this.still = element("img", this.root, { src: model.get("still"), alt: "three planes of each volume" });
+    this.still.style.maxWidth = "100%"; // it goes when Python answers, which in an exported page it does not
     this.number = 0;
     this.waiting = false; // for pictures
     this.again = false; // something moved meanwhile
@@ -51,6 +53,7 @@ class Planes {
   }
 
   build(scene) {
+    this.still.remove();
     this.scene = scene;
     this.at = [...scene.at];
     this.level = null;

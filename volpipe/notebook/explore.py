@@ -6,6 +6,7 @@ that the browser gets small PNGs. Messages to it and from it are plain values, w
 
 from __future__ import annotations
 
+import base64
 import io
 import logging
 import math
@@ -91,16 +92,22 @@ class Explorer:
         """Return the picture, and beside it the widget where there can be one; Any: names, unused."""
         bundle: Message = {"text/plain": repr(self), "image/png": self.png()}
         if _has_widgets():
-            bundle = dict(self._started()._repr_mimebundle_()[0]) | bundle
+            bundle = dict(self._started(bundle["image/png"])._repr_mimebundle_()[0]) | bundle
         return bundle, {}
 
-    def _started(self) -> Any:  # Any: an AnyWidget
-        """Return the widget, which asks for pictures as soon as a browser shows it."""
+    def _started(self, picture: bytes) -> Any:  # Any: an AnyWidget
+        """Return the widget, which asks for pictures as soon as a browser shows it, and shows `picture` until then.
+
+        Pages that are exported with the state of widgets have no Python to ask: there the picture stays.
+        """
         import anywidget
+        from traitlets import Unicode
 
         if self._widget is None:
-            source = {"_esm": (Path(__file__).parent / "explore.js").read_text(encoding="utf-8")}
-            self._widget = type("ExploreWidget", (anywidget.AnyWidget,), source)()
+            still = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+            source = (Path(__file__).parent / "explore.js").read_text(encoding="utf-8")
+            parts = {"_esm": source, "still": Unicode(still).tag(sync=True)}
+            self._widget = type("ExploreWidget", (anywidget.AnyWidget,), parts)()
             self._widget.on_msg(self._answer)
         return self._widget
 

@@ -6,10 +6,11 @@ Not here: adding up (tally), or what was planned and what came out (runs and oth
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.usage import Totals
@@ -20,6 +21,7 @@ from volpipe.units import brief, count, size
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#d6b02a", "#9d755d", "#8a8f98", "#ff9da6", "#3d9c8c")
 FAILED, FAILED_COLOUR = "failed attempt", "#d62728"
 LOST = "lost workers"
+TIME_UNITS = (("seconds", 1, 120.0), ("minutes", 60, 7200.0), ("hours", 3600, 3 * 86400.0), ("days", 86400, math.inf))
 MOST_LANES = 48
 LANE_PIXELS = 18
 ZOOM = "Drag moves the picture, the wheel with the shift key zooms."
@@ -42,6 +44,7 @@ def task_sections(
     stages: Mapping[str, StageState] | None = None,
     box_of: BoxOf = lambda stage, unit: None,
     sites: Sequence[tuple[str, float]] = (),
+    works: Sequence[str] = (),
 ) -> list[Section]:
     """Return timeline, tables, failures and the slowest of the tasks of `tally`.
 
@@ -49,12 +52,13 @@ def task_sections(
         stages: how far each is, in the order of a voxel's life.
         box_of: the box of a unit.
         sites: name and beginning of each session.
+        works: the stages of a flow, with whose names and a colon the names of stages begin; each has one colour.
     """
     names = list(dict.fromkeys((*(stages or {}), *tally.stages)))
     if not tally.sums:
         return [Section("Tasks", [Note("No task has ended yet.")])]
     tables = [stage_sheet(tally, stages or {}, names), *_worker_sheets(tally), *_session_sheet(tally, sites)]
-    sections = [Section("Timeline", [*timeline(tally, names, box_of)]), Section("Tasks", tables)]
+    sections = [Section("Timeline", [*timeline(tally, works or names, box_of)]), Section("Tasks", tables)]
     slowest = slowest_sheet(tally, box_of)
     failures = Section("Failures and retries", _failure_items(tally, box_of))
     others = [failures, Section("Slowest tasks", [slowest] if slowest else [])]
@@ -189,42 +193,73 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def timeline(tally: Tally, stages: Sequence[str], box_of: BoxOf) -> list[Item]:
-    """Return what was at work when: by stage, and by worker; single tasks where they are few."""
-    if not any(map(any, tally.bins.rows.values())):
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each name, all of them different: those of COLOURS, then paler and darker ones."""
+
+    def mixed(colour: str, turn: int) -> str:
+        end, share = 255 * (turn % 2), 0.6 ** ((turn + 1) // 2)
+        parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        return "#" + "".join(f"{round(end + share * (part - end)):02x}" for part in parts)
+
+    return {name: mixed(COLOURS[i % len(COLOURS)], i // len(COLOURS)) for i, name in enumerate(names)}
+
+
+def timeline(tally: Tally, groups: Sequence[str], box_of: BoxOf) -> list[Item]:
+    """Return what was at work when: by stage, and by worker; single tasks where they are few.
+
+    `groups` are what has a colour each: stages, or what the names of several begin with.
+    """
+    bins, bars = tally.bins, list(_bars(tally)) if tally.tasks else []
+    used = [i for i in range(NUM_BINS) if any(row[i] for row in bins.rows.values())]
+    if not used:
         return [Note("No task says when it began.")]
-    colours = dict(zip(stages, (COLOURS[i % len(COLOURS)] for i in range(len(stages))), strict=True))
-    items: list[Item] = [_at_work(tally, colours)]
-    bars = list(_bars(tally)) if tally.tasks else []
+    sent = [task.began - task.queued_seconds for _, task in bars]
+    first, last = ((bins.first + i) * bins.seconds for i in (used[0], used[-1] + 1))
+    colours, elapsed = colours_of(groups), _elapsed(min([first, *sent]), last)
+    items: list[Item] = [_at_work(tally, range(used[0], min(used[-1] + 2, NUM_BINS)), colours, elapsed)]
     if tally.tasks and len({lane for lane, _ in bars}) <= MOST_LANES:
-        return [*items, _bar_chart(tally, bars, colours, box_of)]
-    return [*items, _tile_chart(tally, colours)]
+        return [*items, _bar_chart(tally, bars, colours, elapsed, box_of)]
+    return [*items, _tile_chart(tally, colours, elapsed)]
 
 
-def _legend(colours: Mapping[str, str], *, failed: bool) -> dict[str, object]:
-    domain, range_ = list(colours), list(colours.values())
-    if failed:
-        domain, range_ = [*domain, FAILED], [*range_, FAILED_COLOUR]
-    return {"scale": {"domain": domain, "range": range_}}
+def _group(stage: str, colours: Mapping[str, str]) -> str:
+    """Return whose colour a stage has: its own, or that of the work that its name begins with."""
+    return stage if stage in colours else stage.partition(": ")[0]
 
 
-def _at_work(tally: Tally, colours: Mapping[str, str]) -> Chart:
-    """Return how many tasks were at work at a time, by stage."""
+def _coloured(changes: Mapping[str, Any], colours: Mapping[str, str]) -> dict[str, Any]:  # Any: JSON
+    """Return the changes of a specification with a colour for each name."""
+    scale = {"domain": list(colours), "range": list(colours.values())}
+    return {**changes, "encoding": {**changes["encoding"], "color": {"scale": scale}}}
+
+
+def _elapsed(first: float, last: float) -> dict[str, object]:
+    """Return what makes the times of a chart, in ms since 1970, an axis that counts from `first`."""
+    unit, seconds = next((name, n) for name, n, most in TIME_UNITS if last - first < most)
+    return {
+        "transform": [
+            {"calculate": f"(datum.{field} - {_ms(first)}) / {_ms(seconds)}", "as": f"{field}_elapsed"}
+            for field in ("sent", "began", "ended")
+        ],
+        "encoding": {"x": {"title": f"{unit} since {moment(first)}"}},
+    }
+
+
+def _at_work(tally: Tally, span: range, colours: Mapping[str, str], elapsed: Mapping[str, Any]) -> Chart:
+    """Return how many tasks were at work at a time, by stage, in the bins of `span`."""
     bins = tally.bins
-    rows = {stage: [0.0] * NUM_BINS for stage in colours}
+    rows = {group: [0.0] * NUM_BINS for group in colours}
     for (stage, _), seconds in bins.rows.items():
-        rows[stage] = [a + b for a, b in zip(rows[stage], seconds, strict=True)]
-    used = [i for i in range(NUM_BINS) if any(row[i] for row in rows.values())]
-    span = range(used[0], min(used[-1] + 2, NUM_BINS))
+        group = _group(stage, colours)
+        rows[group] = [a + b for a, b in zip(rows[group], seconds, strict=True)]
     points = [
         (_ms((bins.first + i) * bins.seconds), stage, round(row[i] / bins.seconds, 3))
         for stage, row in rows.items()
         for i in (span if any(row) else ())
     ]
     columns = columns_of(("began", "stage", "tasks"), points)
-    caption = f"Mean number of tasks at work in each {brief(bins.seconds)}, failed ones included; times are local."
-    changes = {"encoding": {"color": _legend(colours, failed=False)}}
-    return Chart("Tasks at work", caption, "at_work", columns, changes)
+    caption = f"Mean number of tasks at work in each {brief(bins.seconds)}, failed ones included."
+    return Chart("Tasks at work", caption, "at_work", columns, _coloured(elapsed, colours))
 
 
 def _ms(seconds: float) -> int:
@@ -250,7 +285,10 @@ def _lane_name(worker: Worker, is_one_host: bool) -> str:
     return (f"process {pid}" if is_one_host else f"{host} {pid}") if pid != ANY else f"{host} others"
 
 
-def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[str, str], box_of: BoxOf) -> Chart:
+def _bar_chart(
+    tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[str, str], elapsed: Mapping[str, Any],
+    box_of: BoxOf,
+) -> Chart:  # fmt: skip
     """Return a bar for each task."""
     names = ("worker", "colour", "stage", "units", "box", "sent", "began", "ended", "seconds", "queued", "read",
              "written", "memory", "failed", "retried")  # fmt: skip
@@ -258,7 +296,7 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
 
     def row(lane: str, task: Task) -> tuple[object, ...]:
         return (
-            lane, FAILED if task.reason else task.stage, task.stage, _units(task), _box(task, box_of),
+            lane, FAILED if task.reason else _group(task.stage, colours), task.stage, _units(task), _box(task, box_of),
             _ms(task.began - task.queued_seconds), _ms(task.began), _ms(task.began + task.seconds),
             round(task.seconds, 3), round(task.queued_seconds, 3), size(task.read_bytes), size(task.written_bytes),
             size(task.peak_bytes) if task.peak_bytes else None, message_of(task.reason)[:200] or None,
@@ -274,7 +312,8 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
             "worker was lost, its bar spans the time from sending the task to the loss."
         )
     lanes = list(dict.fromkeys(lane for lane, _ in bars))
-    changes = _lanes(lanes, _legend(colours, failed=bool(failures)))
+    shown_colours = {**colours, **({FAILED: FAILED_COLOUR} if failures else {})}
+    changes = _lanes(lanes, _coloured(elapsed, shown_colours))
     return Chart("Workers and their tasks", caption, "timeline", shown, changes)
 
 
@@ -288,13 +327,13 @@ def _box(task: Task, box_of: BoxOf) -> object:
     return box_of(task.stage, task.units[0]) if task.units else None
 
 
-def _lanes(names: Sequence[str], legend: Mapping[str, object]) -> dict[str, object]:
-    """Return what is different in the specification of a chart with these lanes and colours."""
-    encoding = {"color": legend, "y": {"scale": {"domain": names}}}
-    return {"height": LANE_PIXELS * len(names), "encoding": encoding}
+def _lanes(names: Sequence[str], changes: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+    """Return the changes of a specification with these lanes."""
+    encoding = {**changes["encoding"], "y": {"scale": {"domain": names}}}
+    return {**changes, "height": LANE_PIXELS * len(names), "encoding": encoding}
 
 
-def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
+def _tile_chart(tally: Tally, colours: Mapping[str, str], elapsed: Mapping[str, Any]) -> Chart:
     """Return, for each worker or node, which stage took most of each stretch of time, and how busy it was."""
     bins = tally.bins
     hosts = {host for _, (host, _) in bins.rows}
@@ -302,7 +341,7 @@ def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
     rows: dict[str, dict[str, list[float]]] = {}
     for (stage, worker), row in sorted(bins.rows.items(), key=lambda item: item[0][1]):
         lane = (worker[0] or LOST) if of_nodes else _lane_name(worker, len(hosts) == 1)
-        own = rows.setdefault(lane, {}).setdefault(stage, [0.0] * NUM_BINS)
+        own = rows.setdefault(lane, {}).setdefault(_group(stage, colours), [0.0] * NUM_BINS)
         own[:] = [a + b for a, b in zip(own, row, strict=True)]
     busiest = heapq.nlargest(MOST_LANES, rows, key=lambda lane: sum(map(sum, rows[lane].values())))
     lanes = [lane for lane in rows if lane in set(busiest)]
@@ -311,12 +350,12 @@ def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
     what = "node" if of_nodes else "worker"
     caption = (
         f"{tally.num_tasks:,} tasks are too many for a bar each: a tile is {brief(bins.seconds)} of a {what}, its "
-        "colour the stage that took most of it, its strength how busy it was. Times are local. " + ZOOM
+        "colour the stage that took most of it, its strength how busy it was. " + ZOOM
     )
     if len(rows) > len(lanes):
         caption += f" The {MOST_LANES} busiest of {len(rows):,}."
     title = "Nodes and their tasks" if of_nodes else "Workers and their tasks"
-    return Chart(title, caption, "tiles", columns, _lanes(lanes, _legend(colours, failed=False)))
+    return Chart(title, caption, "tiles", columns, _lanes(lanes, _coloured(elapsed, colours)))
 
 
 def _tiles(lane: str, stages: Mapping[str, Sequence[float]], tally: Tally) -> Iterator[tuple[object, ...]]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.journal import Kinds
@@ -62,6 +63,7 @@ class Taken:
     schedule: Schedule
     sites: Sequence[tuple[str, float]]
     missing: Sequence[Missing]
+    works: ClassVar[Sequence[str]] = ()
 
     @classmethod
     def read(
@@ -99,6 +101,7 @@ class Several:
     Attributes:
         stages: how far each is, by names that tell whose it is.
         box: returns the box of a unit of a stage as a text; None where it has none.
+        works: what the names of stages begin with, before a colon; see `task_sections`.
     """
 
     tally: Tally
@@ -106,6 +109,7 @@ class Several:
     stages: Mapping[str, StageState] = field(default_factory=dict)
     box: BoxOf = lambda stage, unit: None
     sites: Sequence[tuple[str, float]] = ()
+    works: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def page_of(folder: RunFolder, taken: Taken | Several, parts: Parts, *, is_compl
         Section("Summary", [*summary, *([damage] if damage else []), *parts.summary]),
         *parts.sections,
         *sections_of(parts.pictures),
-        *task_sections(tally, taken.stages, taken.box, taken.sites),
+        *task_sections(tally, taken.stages, taken.box, taken.sites, taken.works),
         *([Section("Warnings in the log", warnings)] if warnings else []),
         *([Section("Recipe and origin", parts.origin)] if parts.origin else []),
     ]

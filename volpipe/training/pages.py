@@ -119,7 +119,7 @@ def _scores(entries: Sequence[Mapping[str, Any]]) -> list[Item]:
 
 
 def curves(folder: Path) -> Iterator[Item]:
-    """Yield charts of the losses, each score and the learning rate in the log of a training."""
+    """Yield charts of losses, scores and the learning rate in a training's log; a table of those with one value."""
     names = [f'"{name}"'.encode() for name in SCORES]
     entries = [*sampled_log(folder, MOST_POINTS, lambda line: any(name in line for name in names))]
     if not entries:
@@ -128,13 +128,20 @@ def curves(folder: Path) -> Iterator[Item]:
     losses = dict.fromkeys(
         name for entry in entries for name in entry if not (name in OTHERS or name.startswith("dice "))
     )
-    yield curve("Losses", "loss", _points(entries, losses), is_wide=True)
+    charts = {"Losses": ("loss", _points(entries, losses))}
     scores = [name for name in SCORES if any(name in entry for entry in entries)]
-    for name in scores:
-        yield curve(f"Score of held-out voxels: {SCORES[name]}", SCORES[name], _points(entries, [name]))
+    charts |= {f"Score of held-out voxels: {SCORES[n]}": (SCORES[n], _points(entries, [n])) for n in scores}
+    charts |= {"Learning rate": ("learning rate", _points(entries, ["rate"]))}
+    single = []
+    for title, (name, points) in charts.items():
+        if any(len(some) > 1 for some in points.values()):
+            yield curve(title, name, points, is_wide=title == "Losses")
+        else:
+            single += [(series, f"{y:.4g}", f"{x:,}") for series, some in points.items() for x, y in some]
+    if single:
+        yield Sheet("Values of one step", ("", "value", "after step"), single)
     if not scores:
         yield Note("Nothing was held out and scored: data.held_out and train.validate_every tell how good the net is.")
-    yield curve("Learning rate", "learning rate", _points(entries, ["rate"]))
 
 
 def _points(entries: Sequence[Mapping[str, float]], names: Sequence[str] | Mapping[str, None]) -> Points:
@@ -149,7 +156,12 @@ def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Ch
     values = [y for _, _, y in rows if y > 0]
     is_log = is_wide and len(values) == len(rows) > 0 and max(values) > 10 * min(values)
     scale = {"type": "log"} if is_log else {"zero": False}
-    encoding = {"x": {"title": "step"}, "y": {"title": name, "scale": scale}}
+    encoding: dict[str, dict[str, object]] = {
+        "x": {"title": "step", "axis": {"tickMinStep": 1, "tickCount": 10}},
+        "y": {"title": name, "scale": scale},
+    }
+    if len(points) == 1:  # the axis says what it is
+        encoding["color"] = {"legend": None}
     changes = {"encoding": encoding, "mark": {"point": len(rows) <= 2 * len(points) * 20}}
     return Chart(title, "", "lines", columns_of(("series", "x", "y"), rows), changes)
 

@@ -23,7 +23,12 @@ FLOW_FILE = "flow.json"
 
 
 class Entry(BaseModel):
-    """A stage, as the flow's folder remembers it; `reads` is the place of what it reads."""
+    """A stage, as the flow's folder remembers it.
+
+    Attributes:
+        reads: place of what it reads.
+        needs: the stages that it needs, by name, and "volume" for what the flow is given.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,6 +37,7 @@ class Entry(BaseModel):
     reads: str
     out: str
     folder: str
+    needs: tuple[str, ...] = ()
 
     @property
     def run(self) -> RunFolder:

@@ -277,7 +277,7 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
     entries = [
         Entry(
             name=s.name, kind=s.kind, reads=f"{s.given.path} {s.given.key}".strip(), out=str(s.out),
-            folder=str(s.folder.path),
+            folder=str(s.folder.path), needs=tuple(dict.fromkeys((s.read_from, *s.beside))),
         ).model_dump()
         for s in plan.stages
     ]  # fmt: skip

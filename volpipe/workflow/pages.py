@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from volpipe.blockwise.failures import Missing
 from volpipe.errors import RunError, VolpipeError
-from volpipe.reporting.page import REPORT, Draft, Item, Link, Note, Page, Section, Sheet, filled, reason_of
+from volpipe.recipes.workflow import VOLUME
+from volpipe.reporting.flow_graph import Node, draw_flow
+from volpipe.reporting.page import REPORT, Draft, Item, Link, Note, Page, Picture, Section, Sheet, filled, reason_of
 from volpipe.reporting.tally import Tally
-from volpipe.reporting.tasks import COLUMNS, USAGE_COLUMNS
+from volpipe.reporting.tasks import COLUMNS, USAGE_COLUMNS, StageState, colours_of
 from volpipe.runs.pages import Parts, Several, Taken, page_of
 from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
@@ -46,6 +48,13 @@ class _StagePart:
     planned: Planned | None
     problem: str = ""
 
+    @property
+    def stages(self) -> Mapping[str, StageState]:
+        """How far the stages of its tasks are."""
+        if self.taken is not None:
+            return self.taken.stages
+        return {name: StageState(sums.units, sums.units) for name, sums in self.tally.stages.items()}
+
 
 def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Page:
     """Return the report of the flow whose folder this is, with a link to that of each stage, and its picture.
@@ -68,12 +77,9 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
     facts = {"input": str(tree.get("volume", "")), "recipe": str(tree.get("recipe", "")), "outputs in": out}
     summary: list[Item] = [_stage_sheet(folder.path, parts)]
     summary += [Note(f"Stage {part.entry.name}: {part.problem}", "warning") for part in parts if part.problem]
-    stages = {
-        f"{part.entry.name}: {name}": state
-        for part in parts
-        if part.taken is not None
-        for name, state in part.taken.stages.items()
-    }
+    summary += [item for entry in entries for item in _score_items(entry)]
+    summary += [flow_picture(entries, facts["input"])]
+    stages = {f"{part.entry.name}: {name}": state for part in parts for name, state in part.stages.items()}
 
     def box(stage: str, unit: int) -> object:
         name, _, own = stage.partition(": ")
@@ -83,7 +89,12 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
     pictures = stage_pictures(entries) if with_pictures else ()
     said = Parts(Path(out).name, f"A recipe of {count(len(parts), 'stage')}.", facts, summary, pictures)
     is_complete = all(part.is_complete for part in parts)
-    return page_of(folder, Several(tally, missing, stages, box), said, is_complete=is_complete)
+    return page_of(
+        folder,
+        Several(tally, missing, stages, box, works=[entry.name for entry in entries]),
+        said,
+        is_complete=is_complete,
+    )
 
 
 def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
@@ -109,9 +120,30 @@ def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
         return _StagePart(entry, None, own, is_complete=False, planned=None, problem=reason_of(error))
 
 
+def flow_picture(stages: Sequence[Entry], volume: str) -> Picture:
+    """Return the drawing of a flow over `volume`: its stages, in the colours of the timeline, and what each needs."""
+    nodes = [Node(stage.name, stage.kind, stage.needs) for stage in stages]
+    svg = draw_flow(nodes, colours_of([stage.name for stage in stages]), volume=VOLUME, title=_short(volume))
+    caption = "Arrows lead to a stage from what it reads, and from the stage that trains its net."
+    return Picture("The flow", caption, svg.encode(), "image/svg+xml", is_wide=True)
+
+
+def _score_items(entry: Entry) -> list[Item]:
+    """Return the scores of a stage that has made some, or why they cannot be read."""
+    try:
+        items = STAGES[entry.kind].scores(entry)
+    except VolpipeError as error:
+        return [Note(f"Stage {entry.name}: {reason_of(error)}", "warning")]
+    return [replace(i, title=f"{i.title} of stage {entry.name}") if isinstance(i, Sheet) else i for i in items]
+
+
 def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
-    """Return a line for each stage: how far it is, what it took, and what was planned."""
+    """Return a line for each stage: how far it is, what it took, and what was planned.
+
+    Outputs are named without their folder, inputs by the stages that make them.
+    """
     rows = []
+    names_of = {part.entry.out: part.entry.name for part in parts}
     for part in parts:
         total, planned = part.tally.all, part.planned
         span = brief(total.ended - total.began) if total.began else ""
@@ -123,7 +155,7 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
             (_link(folder, part.entry.run.path, part.entry.name), part.entry.kind, state, span, time, total.tasks,
              *(COLUMNS[name](total) for name in USAGE_COLUMNS), num_files(part.entry.out),
              "" if room is None or planned is None else bounded(room, planned.is_measured),
-             total.attempts or "", part.entry.reads, part.entry.out)
+             total.attempts or "", _input_name(part.entry.reads, names_of), _last(part.entry.out))
         )  # fmt: skip
     names = ("stage", "kind", "state", "elapsed", "planned", "tasks", *USAGE_COLUMNS, "files", "output planned",
              "failed attempts", "input", "output")  # fmt: skip
@@ -133,6 +165,14 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
         "report."
     )
     return filled(Sheet("Stages", names, rows, caption))
+
+
+def _input_name(place: str, names_of: Mapping[str, str]) -> str:
+    """Return what a stage reads: the name of another, with an array or a coarser level; or a volume without folders."""
+    path, _, key = place.partition(" ")
+    if path in names_of:
+        return f"{names_of[path]} {key.removesuffix('s0').rstrip('/')}".strip()
+    return f"{_last(path)} {key}" if key else _short(path)
 
 
 def _link(folder: Path, other: Path, text: str, image: tuple[bytes, str] = NO_IMAGE) -> object:
@@ -220,6 +260,11 @@ def _folder_of(row: DatasetRow) -> Path:
     """Return the folder of the run, or of the stages, that makes the output of a dataset."""
     stages = RunFolder.for_stages(paths.locate(row.out)).path
     return stages if (stages / FLOW_FILE).is_file() else RunFolder.find(row.out).path
+
+
+def _last(place: str) -> str:
+    """Return the last part of a place."""
+    return place.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _short(volume: str) -> str:

@@ -41,6 +41,7 @@ from volpipe.evaluation.driver import (
     measurement_work,
 )
 from volpipe.evaluation.evaluate import check_part, plan_evaluation
+from volpipe.evaluation.lines import stored_sheets
 from volpipe.evaluation.measurements import Measurement, plan_measurement
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import check_output, planned_volume, suffix_of
@@ -61,6 +62,7 @@ from volpipe.recipes.workflow import (
     OutputComparison,
     named,
 )
+from volpipe.reporting.page import Item
 from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
@@ -72,6 +74,7 @@ from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.places import Paired, check_same_place
 from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume, with_view
 from volpipe.workflow.driver import RunWork
@@ -155,6 +158,11 @@ class StagePlan(ABC):
         """Return whether the stage that is remembered as `entry` is complete."""
         work = find_work(entry.run)
         return work is not None and work.is_complete
+
+    @classmethod
+    def scores(cls, entry: Entry) -> list[Item]:
+        """Return the scores that the stage remembered as `entry` has made, as tables; none of most kinds."""
+        return []
 
     @property
     def needed(self) -> frozenset[str]:
@@ -577,6 +585,12 @@ class ScoreStage(StagePlan):
     @classmethod
     def is_done(cls, entry: Entry) -> bool:
         return paths.is_file(paths.locate(entry.out))
+
+    @classmethod
+    def scores(cls, entry: Entry) -> list[Item]:
+        tree = read_json(paths.locate(entry.out)) if cls.suffix == ".json" else None
+        scores = (tree or {}).get("scores")
+        return stored_sheets(scores) if scores else []
 
     def view_of(self, feed: StagePlan) -> Volume:
         return feed.volume(0, self.array)

@@ -104,5 +104,10 @@ def trial_items(folder: Path) -> list[Item]:
         "trial": list(known), "score": [score for _, score in last], "step": [step for step, _ in last],
     }  # fmt: skip
     thinned = {name: some[:: max(1, len(some) // MOST_POINTS)] for name, some in known.items()}
-    bars = Chart("Last score of each trial", caption, "trials", columns)
-    return [bars, curve("Scores over the steps", "score", thinned)]
+    if len(known) > 1:
+        items: list[Item] = [Chart("Last score of each trial", caption, "trials", columns)]
+    else:
+        items = [Sheet("Last score", list(columns), [*zip(*columns.values(), strict=True)])]
+    if any(len(some) > 1 for some in known.values()):
+        items.append(curve("Scores over the steps", "score", thinned))
+    return items
