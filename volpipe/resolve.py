@@ -1,4 +1,4 @@
-"""Names to code: a shipped name, `module:function`, or a path to a Python file.
+"""Names to code and files: a shipped name, `module:function`, a path to a Python file, or any path as users type it.
 
 Not here: what is done with it. Files of a user's are the user's own code and run with the user's rights.
 """
@@ -17,6 +17,26 @@ from types import ModuleType
 from typing import Any
 
 from volpipe.errors import VolpipeError
+
+
+def path_of(text: str | os.PathLike[str]) -> Path:
+    """Return the path that a user's `text` names; `~` and `~name` at its beginning are the homes of users.
+
+    A file that is called so itself is named ./~name; its path is from the root, for a path keeps no dot.
+
+    Raises:
+        VolpipeError: there is no such user.
+    """
+    path, given = Path(text), os.fspath(text)
+    if not given.startswith("~"):
+        return Path.cwd() / path if str(path).startswith("~") else path
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise VolpipeError(
+            f"{given}: there is no user {path.parts[0][1:]!r} whose home that is; write ./{given} for a file that is "
+            "called so"
+        ) from error
 
 
 class AsItIs(SourceFileLoader):

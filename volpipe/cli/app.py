@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -36,13 +35,13 @@ from volpipe.display.console import (
     Notices,
     bars,
     check_folder,
-    check_target,
     err,
     interruptible,
     lasting_streams,
     measuring_shown,
     out,
     rendered,
+    result_file,
     tell_report,
 )
 from volpipe.display.plans import (
@@ -253,7 +252,7 @@ def status(
         ),
     ] = None,
     table: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--csv", metavar="FILE", help="Write what each stage took to this file, too: a row for each."),
     ] = None,
     others: Annotated[
@@ -264,7 +263,7 @@ def status(
     if others and (as_json or watch is not None):
         option = "--json" if as_json else "--watch"
         raise RunError(f"{option} is for one output, and {1 + len(others)} are named; give a command for each")
-    check_target("--csv", table, parents=False)
+    rows = result_file("--csv", table, outputs.stages_kind())
     statuses = []
     for each in (output, *(others or ())):
         found = (
@@ -277,8 +276,8 @@ def status(
             out.print(json.dumps(found.to_json(), indent=1 if watch is None else None))
         else:
             outputs.show_status(found, None if every else MOST_ROWS)
-    if table is not None:
-        outputs.write_stages([output, *(others or ())], table)
+    if rows is not None:
+        outputs.write_stages([output, *(others or ())], rows)
     raise typer.Exit(max(map(outputs.code_of, statuses)))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from volpipe.cli.options import RESULT_FILES
 from volpipe.display.console import check_folder, err
 from volpipe.errors import RemoteError, SettingsError, SiteError, VolpipeError
 from volpipe.resolve import nearest, shipped_recipe
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
 
 ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
 # Options that name what a command writes.
-OUTPUTS = {
-    "out": "--out", "json_file": "--json", "picture": "--picture", "report": "--report", "page": "--page",
-    "log_json": "--log-json",
-}  # fmt: skip
+OUTPUTS = {"out": "--out", **{name: option for name, option in RESULT_FILES.items() if name != "metrics"}}
 MAKERS = ("run", "plan", "segment", "train", "sweep", "tune")  # commands that write to their folder without --out
 IN_ITS_FOLDER = ("evaluate", "compare")  # commands that always do
 TRAININGS = ("train", "sweep", "tune")

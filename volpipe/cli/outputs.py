@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,12 +21,12 @@ from volpipe.blockwise.notes import AWAY_SECONDS, SECONDS
 from volpipe.cli.generate import command_of
 from volpipe.cli.options import Parents, seconds
 from volpipe.display.batches import MOST_DATASETS, result_table
-from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, check_target, err, out
+from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, err, out, result_file
 from volpipe.display.reports import driver_line, missing_table, standing_table
 from volpipe.display.watching import drawing, follow
 from volpipe.display.workers import roster_view
-from volpipe.errors import RunError
 from volpipe.units import count
+from volpipe.volumes.storage.result_file import Kind, ResultFile
 
 if TYPE_CHECKING:
     from typer._click import Context  # typer's own copy of click, which has no other name
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from volpipe.workflow.status import Observer, Status
 
 MOST_NAMED = 100
+RECIPE = Kind("volpipe reproduce --recipe-out", None)
 
 
 @command_of("verify")
@@ -80,7 +80,7 @@ def reproduce(
     output: str,
     *,
     recipe_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the recipe to this file, and name it.")
+        str | None, typer.Option(metavar="FILE", help="Write the recipe to this file, and name it.")
     ] = None,
     parents: Parents = False,
 ) -> None:
@@ -89,17 +89,18 @@ def reproduce(
     if recipe_out is None:
         typer.echo(again.command)
         return
-    if recipe_out.exists():
-        raise RunError(f"{recipe_out} exists; choose another --recipe-out")
-    check_target("--recipe-out", recipe_out, parents=parents)
-    recipe_out.write_text(again.recipe, encoding="utf-8")
-    typer.echo(again.command_with(recipe_out))
+    file = result_file("--recipe-out", recipe_out, RECIPE, parents=parents)
+    assert file is not None
+    file.write(again.recipe.encode())
+    typer.echo(again.command_with(file.path))
 
 
 @command_of("report")
 def report(output: str, file: str | None, *, parents: Parents = False) -> None:
     """Write the report of OUTPUT, one HTML file that opens offline; also while it is made, or after a kill."""
-    check_target("--out", file, parents=parents)
+    from volpipe.api.outputs import REPORT_PAGE
+
+    result_file("--out", file, REPORT_PAGE, parents=parents)
     typer.echo(f"wrote {vp.report(output, file)}")
 
 
@@ -185,11 +186,19 @@ def code_of(status: Status) -> int:
     return {"complete": DONE, "running": AT_WORK}.get(status.state, INCOMPLETE)
 
 
-def write_stages(named: Sequence[str], table: Path) -> None:
-    """Write a row for each stage of the outputs that are `named` to the file `table`, as CSV."""
+def stages_kind() -> Kind:
+    """Return the kind of tables of stages: their first line names the columns."""
+    from volpipe.workflow.stage_table import to_csv
+
+    return Kind("volpipe status --csv", re.compile(re.escape(to_csv(()).encode())))
+
+
+def write_stages(named: Sequence[str], table: ResultFile) -> None:
+    """Write a row for each stage of the outputs that are `named` to `table`, as CSV; one that has none leaves none."""
     from volpipe.workflow.stage_table import stage_rows, to_csv
 
-    table.write_text(to_csv(row for output in named for row in stage_rows(output)), encoding="utf-8")
+    table.clear()
+    table.write(to_csv(row for output in named for row in stage_rows(output)).encode())
 
 
 def show_status(status: Status, most: int | None) -> None:
