@@ -20,6 +20,7 @@ from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import COMPARED_JSON, COMPARED_PAGE, ComparisonResult
 from volpipe.monitoring.exposition import monitored
 from volpipe.monitoring.results import results_of
+from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener
@@ -39,6 +40,7 @@ from volpipe.workflow.entries import location_of
 COMPARE = "compare"  # the end of names of its folder and its page
 
 
+@homes_known
 def compare(
     a: str | Path | Report | SegmentationResult,
     b: str | Path | Report | SegmentationResult,

@@ -26,6 +26,7 @@ from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.workflow import kind_of
 from volpipe.reporting.page import REPORT
 from volpipe.reporting.render import WRITER
+from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
@@ -40,6 +41,7 @@ from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import location_of
 
 
+@homes_known
 def segment(
     affinities: str | Path | Report,
     recipe: SegmentRecipe | Named | Mapping[str, Any] = None,  # Any: TOML values
@@ -94,6 +96,7 @@ def segment(
         return segmentation.segment(plan, start, options, listener)
 
 
+@homes_known
 def evaluate(
     output: str | Path | Report | SegmentationResult,
     reference: str | Path | None = None,

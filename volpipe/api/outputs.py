@@ -16,6 +16,7 @@ from volpipe.evaluation.results import evaluation_parts
 from volpipe.evaluation.subject import RESULTS
 from volpipe.reporting.page import REPORT, Page
 from volpipe.reporting.render import WRITER, render, write_page
+from volpipe.resolve import homes_known
 from volpipe.runs.pages import Taken, page_of
 from volpipe.runs.provenance import Origin, command_of, read_origin, to_toml
 from volpipe.runs.run_folder import RunFolder
@@ -86,6 +87,7 @@ class Reproduction:
         return command_of(self.origin, recipe_file.absolute())
 
 
+@homes_known
 def status(output: str | Path, *, changes: bool = False) -> Status:
     """Return how far the work on `output` is, and who is at it: a run, stages, labels, a training or many.
 
@@ -99,6 +101,7 @@ def status(output: str | Path, *, changes: bool = False) -> Status:
     return find_status(str(output), with_changes=changes)
 
 
+@homes_known
 def report(output: str | Path, file: str | Path | None = None) -> Path:
     """Write the report of `output` as one HTML file, and return where that is; also while it is made, or after a kill.
 
@@ -126,6 +129,7 @@ def report(output: str | Path, file: str | Path | None = None) -> Path:
     return target
 
 
+@homes_known
 def verify(
     output: str | Path,
     *,
@@ -167,6 +171,7 @@ def verify(
     return Verification(verdict.num_files, verdict.num_unwritten, tuple(verdict.differences), tuple(blocks), reasons)
 
 
+@homes_known
 def reproduce(output: str | Path) -> Reproduction:
     """Return the command that makes `output` again, and its recipe, from what its attributes say.
 

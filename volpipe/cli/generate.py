@@ -27,7 +27,7 @@ from volpipe.cli.options import OPTIONS, RESULT_FILES, WATCHED, Strict
 from volpipe.display.console import err
 from volpipe.errors import VolpipeError
 from volpipe.monitoring.command import STANDARD_ERROR, current
-from volpipe.resolve import path_of
+from volpipe.resolve import path_of, places_of
 
 REQUIRED, KEYWORD = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
 IN_PYTHON = {"listener", "parents", "progress", "search_path", "view"}  # and callbacks, `on_…`
@@ -82,6 +82,7 @@ def command_of(*functions: str, without: Collection[str] = ()) -> Callable[[Comm
 
         @functools.wraps(function)
         def run(**values: Any) -> None:  # Any: values of options
+            values = places_of(values)
             check_apart(values)
             if is_watched:
                 watched = [values.pop(name) for name in WATCHED]

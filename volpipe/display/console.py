@@ -29,6 +29,7 @@ from volpipe.display.plain import plain_column, plain_console, plain_status
 from volpipe.errors import VolpipeError
 from volpipe.reporting.page import REPORT
 from volpipe.units import plural
+from volpipe.volumes.storage.paths import file_above
 from volpipe.volumes.storage.result_file import Kind, ResultFile
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
@@ -188,9 +189,13 @@ def check_folder(what: str, place: object, *, parents: bool) -> None:
     `what` is the option and its value; with `parents` folders are to be made. Buckets have no folders.
 
     Raises:
-        VolpipeError: there is no folder for it.
+        VolpipeError: there is no folder for it, or a file in the place of one.
     """
-    if isinstance(place, Path) and not parents and not place.absolute().parent.exists():
+    if not isinstance(place, Path):
+        return
+    if (file := file_above(place)) is not None:
+        raise VolpipeError(f"{what}: {file} is a file, and no folder; choose another place")
+    if not parents and not place.absolute().parent.exists():
         raise VolpipeError(f"{what}: there is no folder {place.parent}; make it first, or give --parents")
 
 

@@ -24,6 +24,7 @@ from volpipe.reporting import frames
 from volpipe.reporting.page import Draft, Item, Note, Picture
 from volpipe.reporting.panels import Panel, panels_png
 from volpipe.reporting.shades import coloured, display_change, display_range, diverge, grey, shaded
+from volpipe.resolve import homes_known
 from volpipe.volumes.storage.result_file import ResultFile, png_bytes, png_kind
 from volpipe.volumes.volume import Volume
 
@@ -178,6 +179,7 @@ def _input(comparison: Comparison, box: Box, shape: tuple[int, ...]) -> tuple[li
 # ---- whole volumes
 
 
+@homes_known
 def draw_comparison(
     path: str | Path, before: Volume | np.ndarray, after: Volume | np.ndarray, *,
     titles: tuple[str, str] = ("input", "output"),
