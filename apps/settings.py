@@ -20,7 +20,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from volpipe.errors import SettingsError, SiteError
-from volpipe.resolve import nearest
+from volpipe.resolve import nearest, path_of
 
 Chosen = TypeVar("Chosen")
 FILE_VARIABLE = "VOLPIPE_SITE"
@@ -99,7 +99,7 @@ def read_workers(default: int) -> int:
 def settings_file(site: str) -> Path:
     """Return where the settings of `site` are: the file of VOLPIPE_SITE, or the site's own in the user's folder."""
     if chosen := os.environ.get(FILE_VARIABLE):
-        return Path(chosen).expanduser().absolute()
+        return path_of(chosen).absolute()
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "volpipe" / f"{site}.toml"
 

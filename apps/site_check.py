@@ -25,7 +25,7 @@ from volpipe.apps.htex.watch import first_words, has_lost_interchange, last_word
 from volpipe.apps.pool import load_parsl
 from volpipe.errors import ManagerLost, RunError, SiteError, WorkerLost
 from volpipe.estimation.limits import unwritable
-from volpipe.resolve import describe_error
+from volpipe.resolve import describe_error, homes_known
 from volpipe.sites import node_facts
 from volpipe.sites.find import find_site
 from volpipe.sites.findings import PACKAGES, Answer, Checked, Gpus
@@ -44,6 +44,7 @@ OnAnswer = Callable[[Answer], None]
 Asked = tuple[ParslExecutor, Future[Facts]]  # and the future answer of its worker
 
 
+@homes_known
 def check_site(
     site: str | Path,
     folder: str | Path = ".",

@@ -1,22 +1,90 @@
-"""Names to code: a shipped name, `module:function`, or a path to a Python file.
+"""Names to code and files: a shipped name, `module:function`, a path to a Python file, or any path as users type it.
 
 Not here: what is done with it. Files of a user's are the user's own code and run with the user's rights.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from volpipe.errors import VolpipeError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V")
+NO_PATHS = frozenset({"key", "channel", "settings"})  # arguments whose text may begin with ~ and is no path
+
+
+def with_home(text: str) -> str:
+    """Return the path `text` with the home of a user in place of `~` or `~name` at its beginning.
+
+    That of a net may have a word before it, such as nnunet:~/folder.
+
+    Raises:
+        VolpipeError: there is no such user.
+    """
+    head, place = re.fullmatch(r"(\w+:(?=~))?(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]  # it matches any
+    if not place.startswith("~"):
+        return text
+    known = os.path.expanduser(place)  # noqa: PTH111  # a text, of which the rest stays as it is
+    if known == place:
+        raise VolpipeError(
+            f"{text}: there is no user {place.partition('/')[0][1:]!r} whose home that is; write ./{place} for a file "
+            "that is called so"
+        )
+    return (head or "") + known
+
+
+def typed_place(value: V) -> V:
+    """Return `value`, of an argument, with homes in place of `~` where it is a path or a list of them.
+
+    A file in the current folder that is called ~name itself is written ./~name. Its path is from the root then: a path
+    keeps no dot, and is not to be taken for a home later.
+    """
+    if type(value) in (list, tuple):
+        return type(value)(map(typed_place, value))
+    if not isinstance(value, str | Path):
+        return value
+    text = with_home(str(value))
+    is_odd = isinstance(value, str) and value.startswith("./") and str(Path(value)).startswith("~")
+    return type(value)(Path.cwd() / text if is_odd else text)
+
+
+def path_of(text: str | os.PathLike[str]) -> Path:
+    """Return the path that a user's `text` names; as `typed_place`."""
+    return Path(typed_place(os.fspath(text) if isinstance(text, Path) else text))
+
+
+def homes_known(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public `function` that knows homes by `~` in all of its arguments but NO_PATHS."""
+    names = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        given = [
+            value if name in NO_PATHS else typed_place(value)
+            for name, value in zip((*names, *names[-1:] * len(arguments)), arguments, strict=False)
+        ]
+        return function(*given, **places_of(named))  # type: ignore[arg-type]  # of the same kinds
+
+    return call
+
+
+def places_of(named: Mapping[str, Any]) -> dict[str, Any]:  # Any: values of arguments
+    """Return arguments by their names, with homes in place of `~` in all but NO_PATHS."""
+    return {name: value if name in NO_PATHS else typed_place(value) for name, value in named.items()}
 
 
 class AsItIs(SourceFileLoader):

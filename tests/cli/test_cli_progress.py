@@ -171,9 +171,9 @@ def test_sizes_and_times_are_for_people() -> None:
         (["train", "mine.toml"], "volpipe.api.training.load_training", ""),  # before it could say what the command does
         (["sweep", "mine.toml"], "volpipe.api.training.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.api.training.load_tuning", ""),
-        (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.check_target", ""),
+        (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.result_file", ""),
         (["sites", "check", "threads"], "volpipe.check_site", "what was started is stopped"),
-        (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.check_target", ""),
+        (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.result_file", ""),
     ],
 )
 def test_a_command_that_is_interrupted_ends_with_a_code_of_its_own(

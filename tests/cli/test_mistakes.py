@@ -155,7 +155,7 @@ MISTAKES = [
     (f"{IDENTITY} -o in.n5", "in.n5 would overwrite the volume…choose another --out"),
     (f"{IDENTITY} -o in.n5/s0", "s0 would lie inside the volume…choose another --out"),
     (f"{IDENTITY} -o in.n5/attributes.json/x", "would lie inside the volume"),
-    (f"{IDENTITY} -o broken.py/x.zarr", "no folder can be made at…choose another --out"),
+    (f"{IDENTITY} -o broken.py/x.zarr", "broken.py is a file, and no folder; choose another place"),
     # numbers and boxes
     ("run in.n5 --tolerate 5", "Invalid value for '--tolerate': 5 is not a number from 0 to 1"),
     ("run in.n5 --tolerate many", "many is not a number"),

@@ -194,28 +194,30 @@ def test_offsets_are_one_for_each_channel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "option", "code"),
+    ("command", "fault", "option", "code"),
     [
-        (("evaluate", "a.npy", "nan.npy", "--data-range", "1"), "--json", 1),
-        (("evaluate", "a.npy", "nan.npy", "--data-range", "1"), "--picture", 1),
-        (("evaluate", "a.npy", "gone.npy"), "--json", 2),
-        (("segment", "gone.npy", "-o", "s.zarr"), "--json", 2),
-        (("compare", "a.npy", "gone.npy"), "--json", 2),
-        (("compare", "a.npy", "gone.npy"), "--page", 2),
+        (("evaluate", "a.npy", "b.npy", "--data-range", "1"), "nan.npy", "--json", 1),
+        (("evaluate", "a.npy", "b.npy", "--data-range", "1"), "nan.npy", "--picture", 1),
+        (("evaluate", "a.npy", "b.npy"), "gone.npy", "--json", 2),
+        (("compare", "a.npy", "b.npy"), "gone.npy", "--json", 2),
+        (("compare", "a.npy", "b.npy"), "gone.npy", "--page", 2),
     ],
 )
-def test_a_command_that_fails_leaves_no_result_of_an_earlier_one(
-    tmp_path: Path, give: Give, command: tuple[str, ...], option: str, code: int
+def test_a_command_that_fails_leaves_no_result_of_an_earlier_one_and_a_refused_one_changes_none(
+    tmp_path: Path, give: Give, command: tuple[str, ...], fault: str, option: str, code: int
 ) -> None:
     data = np.random.default_rng(0).random((16, 16, 16), np.float32)
     np.save(tmp_path / "a.npy", data)
     data[3, 3, 3] = np.nan
     np.save(tmp_path / "nan.npy", data)
     file = tmp_path / {"--json": "r.json", "--picture": "r.png", "--page": "r.html"}[option]
-    file.write_text("of an earlier command")
+    np.save(tmp_path / "b.npy", np.nan_to_num(data))
+    assert give(*command, "--config", "threads", option, file.name).code == 0
+    earlier = file.read_bytes()
+    command = tuple(fault if word == "b.npy" else word for word in command)
     ended = give(*command, "--config", "threads", option, file.name)
     assert ended.code == code, ended.err
-    assert not file.exists()
+    assert not file.exists() if code == 1 else file.read_bytes() == earlier
 
 
 def test_the_refusal_of_an_incomplete_output_names_the_command_that_completes_it(tmp_path: Path, give: Give) -> None:

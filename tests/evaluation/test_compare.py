@@ -412,7 +412,8 @@ def test_the_command_prints_and_writes_and_its_exit_code_is_that_of_the_limits(g
     assert same.code == 0 and "identical: 0 of 25,200 voxels differ" in same.out and "infinite" in same.out
     tree = json.loads(Path("c.json").read_text())
     assert (tree["differences"]["identical"], tree["differences"]["together"]["psnr"]) == (True, None)
-    assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json", "volpipe_a_b_compare.html"]
+    files = ["a.npy", "b.npy", "c.json", "p.html", "volpipe_a_b_compare.html"]
+    assert sorted(path.name for path in Path().iterdir()) == files
 
 
 def pictures(result: ComparisonResult) -> list[Picture]:

@@ -63,12 +63,14 @@ def last(found: list[dict[str, Any]]) -> tuple[str, int, str]:
 
 
 def test_a_file_gets_the_log_beside_what_is_printed(folder: Path, give: Give) -> None:
-    (folder / "log.jsonl").write_text('{"before": 1}\n')
     silent = give(*RUN)
+    assert give(*RUN, "--log-json", "log.jsonl").code == 0
+    earlier = (folder / "log.jsonl").read_text()
     ended = give(*RUN, "--fresh", "--log-json", "log.jsonl")
     assert (ended.code, ended.err) == (0, silent.err)
-    before, _, text = (folder / "log.jsonl").read_text().partition("\n")
-    assert before == '{"before": 1}'  # it is appended to
+    text = (folder / "log.jsonl").read_text()
+    assert earlier and text.startswith(earlier)  # it is appended to
+    text = text.removeprefix(earlier)
     found = entries(text)
     assert last(found) == ("complete", 0, "INFO") and 0 < found[-1]["seconds"] < 100
     assert {entry["output"] for entry in found if "output" in entry} == {str(folder / "out.zarr")}

@@ -22,6 +22,7 @@ from volpipe.inference.plan import Plan
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.batch import Batch, Dataset, home, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
+from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import SUFFIXES
@@ -33,6 +34,7 @@ from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.prepare import Sizing
 
 
+@homes_known
 def batch(
     volumes: str | Path | Sequence[str | Path],
     recipe: str | Path | None = None,
@@ -140,7 +142,7 @@ def _batch_of(
     changes = {"recipe": None if recipe is None else str(recipe), "out": None if out is None else str(out)}
     changes = {key: value for key, value in changes.items() if value is not None}
     if files:
-        file = Path(files[0]).expanduser()
+        file = Path(files[0])
         return load_batch(file).model_copy(update=changes), RunFolder(batch_folder(paths.locate(file)))
     if out is None:
         raise RecipeError("a batch needs a place for its outputs; give a folder or a name with {stem}: -o restored/")
@@ -166,6 +168,8 @@ def _plan(
 
 def _check_folder(out: Location, inside: Location) -> None:
     """Refuse an output whose folder is not there, unless it is the batch's own or in that, which is made."""
+    if isinstance(out, Path) and (file := paths.file_above(out)) is not None:
+        raise RecipeError(f"out {out}: {file} is a file, and no folder; choose another place")
     if isinstance(out, Path) and not out.parent.exists():
         is_own = isinstance(inside, Path) and inside.parent.exists() and out.is_relative_to(inside)
         if not is_own:

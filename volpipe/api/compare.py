@@ -17,12 +17,15 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.evaluation.compare import Comparison, plan_comparison
 from volpipe.evaluation.driver import comparison_work, finish
 from volpipe.evaluation.limits import Limit
-from volpipe.evaluation.results import ComparisonResult
+from volpipe.evaluation.results import COMPARED_JSON, COMPARED_PAGE, ComparisonResult
 from volpipe.monitoring.exposition import monitored
+from volpipe.monitoring.results import results_of
+from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener
 from volpipe.segmentation.driver import SegmentationResult
+from volpipe.volumes.storage.result_file import ResultFile
 from volpipe.workflow.compare import (
     ComparisonTable,
     check_complete,
@@ -37,6 +40,7 @@ from volpipe.workflow.entries import location_of
 COMPARE = "compare"  # the end of names of its folder and its page
 
 
+@homes_known
 def compare(
     a: str | Path | Report | SegmentationResult,
     b: str | Path | Report | SegmentationResult,
@@ -72,8 +76,8 @@ def compare(
         limits: how much they may differ, NAME=NUMBER: psnr (dB, at least), differ (share of voxels), mean, largest
             (grey levels), voi (bits). What violates one is told by `violations` and `is_within`.
         site, tolerate, progress, metrics: as of `run`.
-        json_file: write the result to this file.
-        page: file for an HTML page with pictures of the boxes that differ most.
+        json_file: write the result to this file. No other file than such a one is replaced.
+        page: file for an HTML page with pictures of the boxes that differ most. As `json_file`.
         on_progress: called at every change and every half second; of many comparisons not.
         on_pair: of many comparisons, called with how many are done, and of how many.
 
@@ -84,13 +88,20 @@ def compare(
         VolpipeError, RunStopped: no volume is there, or the site cannot be used; too many blocks cannot be compared.
     """
     one, other = location_of(a, "a"), location_of(b, "b")
+    files = [
+        ResultFile.named(name, file, kind)
+        for name, file, kind in (("json_file", json_file, COMPARED_JSON), ("page", page, COMPARED_PAGE))
+        if file is not None
+    ]
+    for file in files:
+        file.check()
     chosen, options = tuple(dict.fromkeys(map(Limit.parse, limits))), RunOptions(tolerated=tolerate)
     write, pairs, (start, _) = partial(_write, json_file, page), find_pairs(one, other), site_of(site)
     plan = partial(
         _planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete
     )  # fmt: skip
     folder = RunFolder(Path.cwd() / f"{default_name(one, other)}{'' if pairs is None else '_all'}.run")
-    with monitored(metrics, COMPARE):
+    with monitored(metrics, COMPARE), results_of(*files):
         if pairs is not None:
             table = pairs.table(one, other, chosen)
             return compare_pairs(pairs_work(table, pairs, plan, folder, options, on_pair), start, write)

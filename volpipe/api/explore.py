@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from volpipe.resolve import homes_known
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.driver import Report
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Place = str | Path | Volume | Report | SegmentationResult
 
 
+@homes_known
 def explore(
     volume: Place, output: Place | None = None, labels: Place | None = None, *, at: Sequence[int] | None = None
 ) -> Explorer:

@@ -5,7 +5,6 @@ Not here: the work (segmentation, evaluation), or printing (cli).
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,16 @@ from volpipe.errors import RunError, VolpipeError
 from volpipe.estimation.estimate import StageTimes
 from volpipe.evaluation.driver import evaluation_work, finish
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.evaluation.results import EvaluationResult
+from volpipe.evaluation.results import SCORES_PAGE, EvaluationResult
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import suffix_of, with_format
 from volpipe.monitoring.exposition import monitored
+from volpipe.monitoring.results import results_of
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.workflow import kind_of
 from volpipe.reporting.page import REPORT
+from volpipe.reporting.render import WRITER
+from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
@@ -33,11 +35,13 @@ from volpipe.segmentation import driver as segmentation
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.result_file import ResultFile, generator
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import location_of
 
 
+@homes_known
 def segment(
     affinities: str | Path | Report,
     recipe: SegmentRecipe | Named | Mapping[str, Any] = None,  # Any: TOML values
@@ -92,6 +96,7 @@ def segment(
         return segmentation.segment(plan, start, options, listener)
 
 
+@homes_known
 def evaluate(
     output: str | Path | Report | SegmentationResult,
     reference: str | Path | None = None,
@@ -137,7 +142,8 @@ def evaluate(
         any_place: score voxel by voxel though voxel sizes or origins say they lie elsewhere.
         incomplete: read outputs of volpipe that are not complete as they are; what is missing is zeros.
         site, tolerate, progress, on_progress, metrics: as of `run`.
-        report: write the report of the evaluation to this file. Without it, it stays in the work's folder.
+        report: write the report of the evaluation to this file. Without it, it stays in the work's folder. No other
+            file than one that this argument named before is replaced.
 
     Returns:
         How it ended; where blocks could not be scored, its `missing` names them, and there are no scores. The same call
@@ -148,6 +154,9 @@ def evaluate(
         RunStopped: too many blocks cannot be scored.
     """
     output, truth = location_of(output, "output"), None if reference is None else location_of(reference, "reference")
+    page = None if report is None else ResultFile.named("report", report, SCORES_PAGE)
+    if page is not None:
+        page.check()
     kind = kind_of(truth, labels=labels, classes=classes, skeletons=str(skeletons or ""))
     source = location_of(given, "given") if given is not None else _input_of(output) if kind == "image" else None
     evaluation = plan_evaluation(
@@ -156,13 +165,14 @@ def evaluate(
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(truth or str(skeletons)).stem, "scores.run"])
-    with monitored(metrics, "evaluate"), progress_shown(progress, on_progress) as show:
+    with monitored(metrics, "evaluate"), results_of(page), progress_shown(progress, on_progress) as show:
         options, listener = RunOptions(tolerated=tolerate), Listener(on_progress=show)
         work = evaluation_work(evaluation, RunFolder(Path.cwd() / name), options, listener)
 
         def keep_report(result: EvaluationResult) -> None:
-            if report is not None and (result.folder / REPORT).is_file():
-                shutil.copyfile(result.folder / REPORT, report)
+            if page is not None and (result.folder / REPORT).is_file():
+                own, named = generator(WRITER), generator(SCORES_PAGE.writer)
+                page.write((result.folder / REPORT).read_bytes().replace(own, named, 1))
 
         return finish(work, start, keep_report)
 

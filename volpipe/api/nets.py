@@ -17,6 +17,7 @@ from volpipe.nets.files import is_function
 from volpipe.nets.load import build_net, cached_geometry, describe, normalising_layers
 from volpipe.nets.net_geometry import Geometry, UnmeasurableError
 from volpipe.recipes.inference import Recipe, load_recipe
+from volpipe.resolve import homes_known
 from volpipe.units import count
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def _words(sizes: NetFacts | Geometry) -> str:
     return f"({', '.join(f'{factor:g}' for factor in factors)})"
 
 
+@homes_known
 def load_net(name: str, *settings: str, recipe: str | Path | None = None, trust_model: bool = False) -> nn.Module:
     """Return a net as a torch module (n, c, z, y, x) in evaluation mode on the CPU, with its weights.
 
@@ -97,6 +99,7 @@ def load_net(name: str, *settings: str, recipe: str | Path | None = None, trust_
     return build_net(_recipe(name, settings, recipe, trust_model=trust_model).net, str(Path.cwd()))
 
 
+@homes_known
 def net_report(name: str, *settings: str, recipe: str | Path | None = None, trust_model: bool = False) -> NetReport:
     """Return what a net declares and what is measured of it.
 

@@ -18,7 +18,7 @@ from volpipe.notebook.boxes import Sizes
 from volpipe.notebook.own_nets import is_module, named
 from volpipe.recipes.inference import Recipe, load_recipe
 from volpipe.recipes.workflow import find_flow
-from volpipe.resolve import nearest, shipped, shipped_recipes
+from volpipe.resolve import homes_known, nearest, shipped, shipped_recipes
 from volpipe.volumes.volume import Volume
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     NetLike = nn.Module | Recipe | str | Path | Mapping[str, Any]  # Any: TOML values
 
 
+@homes_known
 def try_net(
     net: NetLike,
     volume: str | Path | Volume,
@@ -65,6 +66,7 @@ def try_net(
         return try_out(recipe, volume, at, size, device or "")
 
 
+@homes_known
 def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size: Sizes | None = None) -> SideBySide:
     """Return two images over a box, their difference b - a and how large it is; a notebook shows all three.
 
@@ -88,6 +90,7 @@ def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size:
     return side_by_side(a, b, at=at, size=size)
 
 
+@homes_known
 def seams(result: Report | str | Path) -> Seams:
     """Return the seam score of an output along each axis; a notebook shows how voxels differ across and beside faces.
 
@@ -102,6 +105,7 @@ def seams(result: Report | str | Path) -> Seams:
     return seams(result)
 
 
+@homes_known
 def blends(
     net: NetLike,
     volume: str | Path | Volume,
@@ -129,6 +133,7 @@ def blends(
         return blends(recipe, volume, at, size, device or "")
 
 
+@homes_known
 def windows(
     net: NetLike,
     *,

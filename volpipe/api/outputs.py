@@ -15,7 +15,8 @@ from volpipe.evaluation.evaluate import Evaluation
 from volpipe.evaluation.results import evaluation_parts
 from volpipe.evaluation.subject import RESULTS
 from volpipe.reporting.page import REPORT, Page
-from volpipe.reporting.render import write_page
+from volpipe.reporting.render import WRITER, render, write_page
+from volpipe.resolve import homes_known
 from volpipe.runs.pages import Taken, page_of
 from volpipe.runs.provenance import Origin, command_of, read_origin, to_toml
 from volpipe.runs.run_folder import RunFolder
@@ -27,10 +28,13 @@ from volpipe.training.search.trials import has_trials
 from volpipe.training.task import Training
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
+from volpipe.volumes.storage.result_file import ResultFile, page_kind
 from volpipe.workflow.batch_table import find_batch
 from volpipe.workflow.entries import FLOW_FILE, find_entries, find_work
 from volpipe.workflow.pages import batch_page, flow_page
 from volpipe.workflow.status import Status, find_status
+
+REPORT_PAGE = page_kind("volpipe report --out", WRITER)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Reproduction:
         return command_of(self.origin, recipe_file.absolute())
 
 
+@homes_known
 def status(output: str | Path, *, changes: bool = False) -> Status:
     """Return how far the work on `output` is, and who is at it: a run, stages, labels, a training or many.
 
@@ -95,18 +100,26 @@ def status(output: str | Path, *, changes: bool = False) -> Status:
     return find_status(str(output), with_changes=changes)
 
 
+@homes_known
 def report(output: str | Path, file: str | Path | None = None) -> Path:
     """Write the report of `output` as one HTML file, and return where that is; also while it is made, or after a kill.
 
     Args:
         output: as of `status`.
-        file: HTML file; by default report.html in the run's folder.
+        file: HTML file; by default report.html in the run's folder. No other file than a report is replaced.
 
     Raises:
         RunError: nobody began anything there, what is stored cannot be understood, or the file cannot be written.
+        VolpipeError: something else than a report is there.
     """
+    chosen = None if file is None else ResultFile.named("file", file, REPORT_PAGE)
+    if chosen is not None:
+        chosen.check()
     page, folder = find_page(str(output))
-    target = folder / REPORT if file is None else Path(file)
+    if chosen is not None:
+        chosen.write(render(page, REPORT_PAGE.writer).encode())
+        return chosen.path
+    target = folder / REPORT
     try:
         write_page(page, target)
     except OSError as error:
@@ -115,6 +128,7 @@ def report(output: str | Path, file: str | Path | None = None) -> Path:
     return target
 
 
+@homes_known
 def verify(
     output: str | Path,
     *,
@@ -156,6 +170,7 @@ def verify(
     return Verification(verdict.num_files, verdict.num_unwritten, tuple(verdict.differences), tuple(blocks), reasons)
 
 
+@homes_known
 def reproduce(output: str | Path) -> Reproduction:
     """Return the command that makes `output` again, and its recipe, from what its attributes say.
 

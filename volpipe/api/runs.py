@@ -25,6 +25,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.workflow import VOLUME, Flow
+from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions, check_stages
 from volpipe.runs.output_work import OutputWork
 from volpipe.volumes.storage import paths
@@ -53,6 +54,7 @@ def plan_request(asked: Request, sizing: Sizing = UNSIZED) -> Plan | FlowPlan:
     return plan
 
 
+@homes_known
 def plan(
     volume: str | Path | Volume,
     recipe: RecipeLike = None,
@@ -97,6 +99,7 @@ def plan(
     return plan_request(asked, Sizing(capacity_of(site, asked.folder), fresh))
 
 
+@homes_known
 def estimate(
     plan: Plan | FlowPlan, *, site: str | Path | WorkerPool | None = None, on_try: OnTry = lambda seconds, most: None
 ) -> Forecast | FlowCost:
@@ -120,6 +123,7 @@ def estimate(
     return forecast_flow(plan) if start is None else preview_flow(plan, start)
 
 
+@homes_known
 def run(
     volume: str | Path | Volume | Plan | FlowPlan,
     recipe: RecipeLike = None,

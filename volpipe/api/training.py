@@ -18,6 +18,7 @@ from volpipe.errors import VolpipeError
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.toml import typed
 from volpipe.recipes.training import VARIED, TrainRecipe, load_training
+from volpipe.resolve import homes_known
 from volpipe.training.driver import TrainingResult, run_training
 from volpipe.training.fine_tuning import Start, fine_tuning
 from volpipe.training.logs import no_better
@@ -33,6 +34,7 @@ OnStep = Callable[[int, int], None]
 OnTrial = Callable[[int, int, TrialResult | None], None]
 
 
+@homes_known
 def train(
     recipe: TrainRecipe | str | Path | Tree,
     *,
@@ -93,6 +95,7 @@ def train(
     )
 
 
+@homes_known
 def sweep(
     recipe: str | Path | Tree,
     *,
@@ -122,6 +125,7 @@ def sweep(
     return _searched(Sweep, recipe, out, site, settings, search_path, progress, on_progress, metrics, fresh=fresh)
 
 
+@homes_known
 def tune(
     recipe: str | Path | Tree,
     *,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from volpipe.api.progress import count_shown
 from volpipe.errors import VolpipeError
+from volpipe.resolve import homes_known
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.convert import Choice, OnProgress
 from volpipe.volumes.convert import convert as copy
@@ -52,6 +53,7 @@ class Info:
         return "\n".join(lines)
 
 
+@homes_known
 def open(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
     """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
 
@@ -70,6 +72,7 @@ def open(location: str | Path, key: str | None = None, level: int = 0, *, view: 
     return open_volume(location, key, level, view=view)
 
 
+@homes_known
 def info(
     volume: Volume | str | Path,
     *,
@@ -114,6 +117,7 @@ def info(
     return result
 
 
+@homes_known
 def convert(
     volume: Volume | str | Path,
     out: str | Path,
@@ -154,6 +158,7 @@ def convert(
         return copy(opened, out, choice, workers=workers, on_progress=show)
 
 
+@homes_known
 def sample(
     path: str | Path,
     shape: tuple[int, int, int] = (128, 256, 256),

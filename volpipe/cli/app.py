@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -36,7 +35,6 @@ from volpipe.display.console import (
     Notices,
     bars,
     check_folder,
-    check_target,
     err,
     interruptible,
     lasting_streams,
@@ -44,6 +42,7 @@ from volpipe.display.console import (
     out,
     print_as_stored,
     rendered,
+    result_file,
     result_is_in_files,
     tell_report,
 )
@@ -248,7 +247,7 @@ def status(
         typer.Option("--workers", help="Show each worker: the CPU, memory and GPU that it takes now, and its task."),
     ] = False,
     table: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--csv", metavar="FILE", help="Write what each stage took to this file, too: a row for each."),
     ] = None,
     others: Annotated[
@@ -259,7 +258,7 @@ def status(
     if others and (as_json or watch is not None):
         option = "--json" if as_json else "--watch"
         raise RunError(f"{option} is for one output, and {1 + len(others)} are named; give a command for each")
-    check_target("--csv", table, parents=False)
+    rows = result_file("--csv", table, outputs.stages_kind())
     statuses = []
     for each in (output, *(others or ())):
         found = (
@@ -275,8 +274,8 @@ def status(
         outputs.show_status(found, None if every else MOST_ROWS)
         if present is not None and found.state == "running":
             out.print(roster_view(found, present, out.width))
-    if table is not None:
-        outputs.write_stages([output, *(others or ())], table)
+    if rows is not None:
+        outputs.write_stages([output, *(others or ())], rows)
     raise typer.Exit(max(map(outputs.code_of, statuses)))
 
 

@@ -6,7 +6,6 @@ is violated.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,10 @@ from volpipe.display.comparisons import difference_tables, made_table, row_table
 from volpipe.display.console import (
     INCOMPLETE,
     PLAIN_LINE_SECONDS,
-    check_target,
     err,
     interruptible,
     out,
+    result_file,
     result_is_in_files,
 )
 from volpipe.display.progress import showing
@@ -53,6 +52,9 @@ def evaluate(
 
     Where OUTPUT has more voxels than what it was made from, interpolation of that is scored beside it.
     """
+    from volpipe.evaluation.results import SCORES_JSON, SCORES_PAGE, SCORES_PNG
+    from volpipe.monitoring.results import results_of
+
     if json_file or report:
         result_is_in_files()
     kind = "labels" if labels else "classes" if classes else "skeletons" if skeletons else "image"
@@ -60,11 +62,12 @@ def evaluate(
         raise VolpipeError(f"--picture shows images; leave it out with --{kind}")
     if picture is not None and Path(picture).suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
-    for option, file in (("--json", json_file), ("--picture", picture), ("--report", report)):
-        check_target(option, file, parents=parents)
+    scores = result_file("--json", json_file, SCORES_JSON, parents=parents)
+    slices = result_file("--picture", picture, SCORES_PNG, parents=parents)
+    result_file("--report", report, SCORES_PAGE, parents=parents)
     for location in filter(None, (output, reference)):
         volpipe.open(location)  # refused before heavy packages are loaded
-    with interruptible(), showing() as show:
+    with interruptible(), results_of(scores, slices), showing() as show:
         result = volpipe.evaluate(
             output, reference, labels=labels, classes=classes, skeletons=skeletons, report=report,
             ignore=_labels(ignore, is_image=kind == "image"), on_progress=show(), **options,
@@ -74,8 +77,7 @@ def evaluate(
         raise typer.Exit(INCOMPLETE)
     print_ending(result)
     if json_file is not None:
-        text = json.dumps(result.to_json(), indent=1, allow_nan=False)
-        Path(json_file).write_text(f"{text}\n", encoding="utf-8")
+        result.write_json(json_file)
     if picture is not None:
         result.draw(picture)
 
@@ -101,13 +103,14 @@ def compare(
     Their metadata say whether they are labels or images. Run the same command again to continue.
     """
     from volpipe.api.compare import default_name
+    from volpipe.evaluation.results import COMPARED_JSON, COMPARED_PAGE
 
     result_is_in_files()
     target = Path(page or f"{default_name(a, b)}.html")
     if target.suffix.lower() not in (".html", ".htm"):
         raise VolpipeError(f"--page {target}: an HTML page is written; give a name that ends in .html")
-    check_target("--json", json_file, parents=parents)
-    check_target("--page", target, parents=parents)
+    result_file("--json", json_file, COMPARED_JSON, parents=parents)
+    result_file("--page", target, COMPARED_PAGE, parents=parents)
     with interruptible(), showing() as show:
         result = volpipe.compare(
             a, b, json_file=json_file, page=target, on_progress=show(), on_pair=_line_now_and_then(), **options

@@ -7,9 +7,11 @@ help costs no more than its text. What follows on the first sentence of an argum
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,9 +26,11 @@ from typer.models import ArgumentInfo, OptionInfo
 import volpipe
 from volpipe import syntax
 from volpipe.cli.groups import COMMANDS, LAST, Entry, Group
-from volpipe.cli.options import OPTIONS, WATCHED, Strict
+from volpipe.cli.options import OPTIONS, RESULT_FILES, WATCHED, Strict
 from volpipe.display.console import err
-from volpipe.monitoring.command import current
+from volpipe.errors import VolpipeError
+from volpipe.monitoring.command import STANDARD_ERROR, current
+from volpipe.resolve import path_of, places_of
 
 REQUIRED, KEYWORD = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
 IN_PYTHON = {"listener", "parents", "progress", "search_path", "view"}  # and callbacks, `on_…`
@@ -90,6 +94,8 @@ def command(
 
         @functools.wraps(function)
         def run(**values: Any) -> None:  # Any: values of options
+            values = places_of(values)
+            check_apart(values)
             if is_watched:
                 watched = [values.pop(name) for name in WATCHED]
                 if place := current().begin(function.__name__, values.get("recipe"), *watched):
@@ -107,6 +113,42 @@ def command(
         return run
 
     return decorate
+
+
+def check_apart(values: Mapping[str, Any]) -> None:  # Any: values of options
+    """Refuse options that name one file to write twice, or a file that the command reads or makes.
+
+    Raises:
+        VolpipeError: with the option and the file.
+    """
+    named = {name: values[name] for name in RESULT_FILES if isinstance(values.get(name), str)}
+    others = [value for name, value in values.items() if name not in named]
+    used = {_place(text): text for value in others for text in _texts_of(value) if _place(text)}
+    for name, text in named.items():
+        place = _place(text)
+        if place is not None and place in used:
+            raise VolpipeError(
+                f"{RESULT_FILES[name]} {text}: the command has this file for something else already "
+                f"({used[place]}); name another file"
+            )
+        used[place] = f"{RESULT_FILES[name]} {text}"
+
+
+def _texts_of(value: object) -> Iterator[str]:
+    """Yield the texts of an option's value, and of KEY=VALUE what may name a file."""
+    for each in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(each, str | Path):
+            yield from (str(each), *filter(None, [str(each).partition("=")[2]]))
+
+
+def _place(text: str) -> str | None:
+    """Return the place on a disk that `text` may name, links followed; None of streams and remote places."""
+    if text == STANDARD_ERROR or "://" in text:
+        return None
+    with contextlib.suppress(VolpipeError, ValueError, OSError):
+        place = os.path.realpath(path_of(text))
+        return None if place.startswith(("/dev/", "/proc/")) or Path(place).is_dir() else place
+    return None
 
 
 def given_to(function: str, options: Mapping[str, Any]) -> dict[str, Any]:  # Any: values of options

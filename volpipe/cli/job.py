@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from volpipe.cli.options import RESULT_FILES
 from volpipe.display.console import check_folder, err
 from volpipe.errors import RemoteError, SettingsError, SiteError, VolpipeError
-from volpipe.resolve import nearest, shipped_recipe
+from volpipe.resolve import nearest, places_of, shipped_recipe
 
 if TYPE_CHECKING:
     from volpipe.recipes.inference import ArrayInput, Recipe
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
 
 ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
 # Options that name what a command writes.
-OUTPUTS = {
-    "out": "--out", "json_file": "--json", "picture": "--picture", "report": "--report", "page": "--page",
-    "log_json": "--log-json",
-}  # fmt: skip
+OUTPUTS = {"out": "--out", **{name: option for name, option in RESULT_FILES.items() if name != "metrics"}}
 MAKERS = ("run", "plan", "segment", "train", "sweep", "tune")  # commands that write to their folder without --out
 IN_ITS_FOLDER = ("evaluate", "compare")  # commands that always do
 TRAININGS = ("train", "sweep", "tune")
@@ -54,7 +52,7 @@ def command_options(context: typer.Context, command: Sequence[str]) -> dict[str,
         chosen = chosen.commands[name]
     # The root is the parent, whose setting -h is: a command keeps the help options of the first context that it gets.
     options: dict[str, Any] = chosen.make_context(command[0], words, root).params
-    return options
+    return places_of(options)
 
 
 def check_command(
@@ -106,7 +104,7 @@ def _read(recipe: str | Path | None, folder: Path | None, load: Callable[[Path |
     """
     from volpipe.recipes.toml import NO_RECIPE
 
-    path = None if recipe is None else Path(recipe).expanduser()
+    path = None if recipe is None else Path(recipe)
     if path is None or path == NO_RECIPE or shipped_recipe(path) != path:
         return load(path)
     if path.is_absolute() and not path.parent.exists():
@@ -214,7 +212,7 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput | None =
     from volpipe.volumes.volume import open_volume
 
     if "://" not in location:
-        place = Path(location).expanduser()
+        place = Path(location)
         if folder is None and not place.is_absolute():
             warn(f"{location} cannot be seen from here; whether it is there was not checked")
             return

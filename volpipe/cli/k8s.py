@@ -18,6 +18,8 @@ from volpipe.cli.job import TRAININGS, check_command, command_options, warn
 from volpipe.display.console import out, print_as_stored, result_is_in_files
 from volpipe.errors import SiteError, VolpipeError
 from volpipe.monitoring.exposition import EVERYWHERE, Port, parse_target
+from volpipe.resolve import path_of
+from volpipe.volumes.storage.result_file import ResultFile, comment, text_kind
 
 if TYPE_CHECKING:
     from volpipe.apps.kubernetes.pod_spec import Claim
@@ -36,6 +38,7 @@ INPUTS = (
     "given",
 )  # options and arguments that are read
 DEFAULT_SITE = "k8s_htex"
+MANIFEST = text_kind("volpipe k8s manifest --directory")
 PARTS = ("rights", "claims", "service", "job")
 
 k8s = several("k8s", Group.SITES, 3, "Run the driver in a Kubernetes cluster.")
@@ -63,7 +66,7 @@ def manifest(
     ] = None,
     storage_class: Annotated[str | None, typer.Option(metavar="NAME", help="Storage class of the claims.")] = None,
     directory: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="BASE", help="Write the manifests to this folder, as a base for kustomize."),
     ] = None,
 ) -> None:
@@ -84,7 +87,7 @@ def manifest(
         if documents and (part.partition(":")[0] == only or (only is None and _fits(part, command or [])))
     }
     if directory is not None:
-        _write_base(directory, parts)
+        _write_base(path_of(directory), parts)
         return
     for part, documents in parts.items():
         print_as_stored(_text(part, documents))
@@ -247,9 +250,13 @@ def _text(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
 def _write_base(directory: Path, parts: dict[str, list[dict[str, Any]]]) -> None:  # Any: JSON
     """Write each part to a file of its name, and what makes `kubectl apply --kustomize` take them all."""
     result_is_in_files()
-    directory.mkdir(parents=True, exist_ok=True)
     files = {f"{part.partition(':')[0]}.yaml": _text(part, documents) for part, documents in parts.items()}
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
-    for name, text in {**files, "kustomization.yaml": _text("volpipe, a base for overlays", [kind])}.items():
-        (directory / name).write_text(text, encoding="utf-8")
+    texts = {**files, "kustomization.yaml": _text("volpipe, a base for overlays", [kind])}
+    directory.mkdir(parents=True, exist_ok=True)
+    results = {name: ResultFile("--directory", directory / name, MANIFEST) for name in texts}
+    for result in results.values():  # all are right, or none is written
+        result.check()
+    for name, text in texts.items():
+        results[name].write(f"{comment(MANIFEST.writer)}{text}".encode())
     out.print(f"wrote {directory}: {', '.join(files)}; kubectl apply --kustomize {directory}")

@@ -193,6 +193,11 @@ WATCHED: Mapping[str, OptionInfo] = {
     ),
 }  # fmt: skip
 """Options of a command that machines watch."""
+RESULT_FILES: Mapping[str, str] = {
+    "file": "--out", "json_file": "--json", "log_json": "--log-json", "metrics": "--metrics", "page": "--page",
+    "picture": "--picture", "recipe_out": "--recipe-out", "report": "--report", "table": "--csv",
+}  # fmt: skip
+"""Options that name one file to write, by their parameters."""
 
 
 def _settings(example: str, recipe: Callable[[], type[BaseModel]]) -> OptionInfo:

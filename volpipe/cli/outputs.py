@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,17 +27,17 @@ from volpipe.display.console import (
     DONE,
     INCOMPLETE,
     PLAIN_LINE_SECONDS,
-    check_target,
     err,
     out,
     print_as_stored,
+    result_file,
     result_is_in_files,
 )
 from volpipe.display.reports import driver_line, missing_table, standing_table
 from volpipe.display.watching import drawing, follow
 from volpipe.display.workers import roster_view
-from volpipe.errors import RunError
 from volpipe.units import count
+from volpipe.volumes.storage.result_file import Kind, ResultFile
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from volpipe.workflow.status import Status
 
 MOST_NAMED = 100
+RECIPE = Kind("volpipe reproduce --recipe-out", None)
 
 
 @command(Group.OUTPUTS, "verify", place=2)
@@ -92,7 +92,7 @@ def reproduce(
     output: str,
     *,
     recipe_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the recipe to this file, and name it.")
+        str | None, typer.Option(metavar="FILE", help="Write the recipe to this file, and name it.")
     ] = None,
     parents: Parents = False,
 ) -> None:
@@ -101,18 +101,19 @@ def reproduce(
     if recipe_out is None:
         print_as_stored(again.command + "\n")
         return
-    if recipe_out.exists():
-        raise RunError(f"{recipe_out} exists; choose another --recipe-out")
-    check_target("--recipe-out", recipe_out, parents=parents)
-    recipe_out.write_text(again.recipe, encoding="utf-8")
-    print_as_stored(again.command_with(recipe_out) + "\n")
+    file = result_file("--recipe-out", recipe_out, RECIPE, parents=parents)
+    assert file is not None
+    file.write(again.recipe.encode())
+    print_as_stored(again.command_with(file.path) + "\n")
 
 
 @command(Group.OUTPUTS, "report", place=1)
 def report(output: str, file: str | None, *, parents: Parents = False) -> None:
     """Write the report of OUTPUT, one HTML file that opens offline; also while it is made, or after a kill."""
+    from volpipe.api.outputs import REPORT_PAGE
+
     result_is_in_files()
-    check_target("--out", file, parents=parents)
+    result_file("--out", file, REPORT_PAGE, parents=parents)
     out.print(f"wrote {vp.report(output, file)}")
 
 
@@ -178,11 +179,19 @@ def code_of(status: Status) -> int:
     return {"complete": DONE, "running": AT_WORK}.get(status.state, INCOMPLETE)
 
 
-def write_stages(named: Sequence[str], table: Path) -> None:
-    """Write a row for each stage of the outputs that are `named` to the file `table`, as CSV."""
+def stages_kind() -> Kind:
+    """Return the kind of tables of stages: their first line names the columns."""
+    from volpipe.workflow.stage_table import to_csv
+
+    return Kind("volpipe status --csv", re.compile(re.escape(to_csv(()).encode())))
+
+
+def write_stages(named: Sequence[str], table: ResultFile) -> None:
+    """Write a row for each stage of the outputs that are `named` to `table`, as CSV; one that has none leaves none."""
     from volpipe.workflow.stage_table import stage_rows, to_csv
 
-    table.write_text(to_csv(row for output in named for row in stage_rows(output)), encoding="utf-8")
+    table.clear()
+    table.write(to_csv(row for output in named for row in stage_rows(output)).encode())
 
 
 def show_status(status: Status, most: int | None) -> None:

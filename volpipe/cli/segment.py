@@ -5,8 +5,6 @@ Not here: the segmentation (api.labels, segmentation). Exit codes as in app.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,23 +17,26 @@ from volpipe.display import console
 from volpipe.display.console import (
     INCOMPLETE,
     check_folder,
-    check_target,
     columns,
     complete_already,
     err,
     interruptible,
+    result_file,
     result_is_in_files,
     tell_report,
 )
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_ending, print_missing
 from volpipe.units import count, duration, size
+from volpipe.volumes.storage.result_file import json_bytes, json_kind
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from volpipe.estimation.estimate import StageTimes
     from volpipe.segmentation.plan import SegmentPlan
+
+FACTS = json_kind("volpipe segment --json")
 
 
 @command(Group.MOST_USED, "segment", place=6)
@@ -48,8 +49,10 @@ def segment(
     **options: Any,  # Any: values of options
 ) -> None:  # fmt: skip
     """Make objects of AFFINITIES, the same whatever the blocks; run the same command again to continue."""
+    from volpipe.monitoring.results import results_of
+
     result_is_in_files()
-    check_target("--json", json_file, parents=parents)
+    facts_file = result_file("--json", json_file, FACTS, parents=parents)
     if out is not None:
         from volpipe.volumes.formats.container import locate
 
@@ -65,7 +68,7 @@ def segment(
             err.print(f"warning: {warning}")
         console.out.print(describe_plan(plan))
 
-    with interruptible(), showing() as show:
+    with interruptible(), results_of(facts_file), showing() as show:
         result = volpipe.segment(
             affinities, out=out, site=site, settings=[*settings, *of_incomplete(incomplete)], update=update,
             on_plan=on_plan, on_estimate=on_estimate, on_progress=show(), **options,
@@ -74,10 +77,10 @@ def segment(
         print_missing(result)
         tell_report(result.folder)
         raise typer.Exit(INCOMPLETE)
-    if json_file is not None:
+    if facts_file is not None:
         facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
         facts["seconds"] = result.stage_seconds
-        Path(json_file).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        facts_file.write(json_bytes(FACTS.writer, facts))
     if result.was_complete:
         for changed in result.updates:
             console.out.print(str(changed))

@@ -30,10 +30,11 @@ from volpipe.display.plain import plain_column, plain_console, plain_status
 from volpipe.errors import VolpipeError
 from volpipe.reporting.page import REPORT
 from volpipe.units import plural
+from volpipe.volumes.storage.paths import file_above
+from volpipe.volumes.storage.result_file import Kind, ResultFile
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
 PLAIN_LINE_SECONDS = 10.0
-STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders of streams, which are no files to be deleted
 PLAIN_WIDTH = 160  # of what goes to a file or a pipe
 PLAIN_LETTERS = "volpipe-plain-letters"  # name of the way to encode letters that a stream has not
 IN_ASCII = {
@@ -249,23 +250,22 @@ def tell_report(folder: Path) -> None:
         out.print(f"report: {folder / REPORT}")
 
 
-def check_target(option: str, file: str | Path | None, *, parents: bool) -> None:
-    """Refuse a file that cannot be written at the end, before there is anything to write; `parents` makes its folder.
+def result_file(option: str, file: str | Path | None, kind: Kind, *, parents: bool = False) -> ResultFile | None:
+    """Return the file of `kind` that `option` names, checked before there is anything to write; None where it does not.
 
-    One that an earlier command wrote is deleted, for this one may fail, and that would be taken for its result.
+    With `parents` its folder is made.
 
     Raises:
-        VolpipeError: there is no folder for it, or it is one.
+        VolpipeError: there is no folder for it, or what is there is nothing that this option wrote.
     """
     if file is None:
-        return
-    path = Path(file)
-    if path.is_dir():
-        raise VolpipeError(f"{option} {path}: it is a folder; name a file in it")
-    check_folder(f"{option} {path}", path, parents=parents)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and str(path.absolute().parent) not in STREAMS:
-        path.resolve().unlink()
+        return None
+    result = ResultFile.named(option, file, kind)
+    check_folder(str(result), result.path, parents=parents)
+    if parents:
+        result.path.parent.mkdir(parents=True, exist_ok=True)
+    result.check()
+    return result
 
 
 def check_folder(what: str, place: object, *, parents: bool) -> None:
@@ -274,9 +274,13 @@ def check_folder(what: str, place: object, *, parents: bool) -> None:
     `what` is the option and its value; with `parents` folders are to be made. Buckets have no folders.
 
     Raises:
-        VolpipeError: there is no folder for it.
+        VolpipeError: there is no folder for it, or a file in the place of one.
     """
-    if isinstance(place, Path) and not parents and not place.absolute().parent.exists():
+    if not isinstance(place, Path):
+        return
+    if (file := file_above(place)) is not None:
+        raise VolpipeError(f"{what}: {file} is a file, and no folder; choose another place")
+    if not parents and not place.absolute().parent.exists():
         raise VolpipeError(f"{what}: there is no folder {place.parent}; make it first, or give --parents")
 
 

@@ -24,6 +24,8 @@ from volpipe.reporting import frames
 from volpipe.reporting.page import Draft, Item, Note, Picture
 from volpipe.reporting.panels import Panel, panels_png
 from volpipe.reporting.shades import coloured, display_change, display_range, diverge, grey, shaded
+from volpipe.resolve import homes_known
+from volpipe.volumes.storage.result_file import ResultFile, png_bytes, png_kind
 from volpipe.volumes.volume import Volume
 
 EDGE = 256  # voxels of a slice to show at most, from the middle
@@ -33,15 +35,16 @@ SHOWN = ("nearest", "cubic", "output")
 RED, WHITE = (200, 30, 30), (255, 255, 255)
 MOST_PIXELS = 1 << 14  # of a slice on a picture of whole volumes, along an axis
 NONE = "red: no match"
+WHOLE_PNG = png_kind("vp.draw_comparison")
 Plane = tuple[int, Box, list[Panel], list[Panel]]  # axis that it is across, box, images, and their errors
 
 
-def draw(path: Path, evaluation: Evaluation) -> None:
-    """Write a PNG of the middle xz and xy slices of all candidates, and of their differences from the reference.
+def draw(evaluation: Evaluation) -> bytes:
+    """Return a PNG of the middle xz and xy slices of all candidates, and of their differences from the reference.
 
     Red is too bright and blue too dark, by up to the largest error that one voxel in a hundred exceeds.
     """
-    path.write_bytes(panels_png([row for _, _, shown, errors in _planes(evaluation) for row in (shown, errors) if row]))
+    return panels_png([row for _, _, shown, errors in _planes(evaluation) for row in (shown, errors) if row])
 
 
 def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
@@ -177,6 +180,7 @@ def _input(comparison: Comparison, box: Box, shape: tuple[int, ...]) -> tuple[li
 # ---- whole volumes
 
 
+@homes_known
 def draw_comparison(
     path: str | Path, before: Volume | np.ndarray, after: Volume | np.ndarray, *,
     titles: tuple[str, str] = ("input", "output"),
@@ -184,7 +188,7 @@ def draw_comparison(
     """Write a PNG of two volumes and their difference: the middle xy slice, and below it the middle xz slice.
 
     Args:
-        path: the file to write; its folder exists.
+        path: the file to write; its folder exists. No other file than one that this function wrote is replaced.
         before: the input (z, y, x) or (y, x), any number type.
         after: the output, of the same shape or a whole multiple of it per axis; the input's voxels are then
             repeated to match, and so count as unblurred in the difference.
@@ -192,7 +196,10 @@ def draw_comparison(
 
     Raises:
         VolumeError: the shapes do not fit each other, or a value of `after` is not finite.
+        VolpipeError: something else is at `path`, or it cannot be written.
     """
+    file = ResultFile.named("path", path, WHOLE_PNG)
+    file.check()
     after, before = np.asarray(after), np.asarray(before)
     if not np.isfinite(after).all():
         raise VolumeError(f"{titles[1]} holds values that are not finite, which have no grey; mend them first")
@@ -219,4 +226,4 @@ def draw_comparison(
             Panel(f"{titles[1]}, {place}, same greys", grey(new, limits)),
             Panel(f"difference: {scale}", diverge(change, largest)),
         ])  # fmt: skip
-    Path(path).write_bytes(panels_png(rows, most=MOST_PIXELS))
+    file.write(png_bytes(WHOLE_PNG.writer, panels_png(rows, most=MOST_PIXELS)))

@@ -21,16 +21,19 @@ from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.origins import differing
 from volpipe.evaluation.pictures import draw, worst_drafts
 from volpipe.reporting.page import Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
-from volpipe.reporting.render import write_page
+from volpipe.reporting.render import render
 from volpipe.runs.pages import Parts
 from volpipe.runs.report import WorkReport
 from volpipe.tables import html_table
 from volpipe.units import count
-from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.storage.paths import shown
+from volpipe.volumes.storage.result_file import ResultFile, json_bytes, json_kind, page_kind, png_bytes, png_kind
 
 MOST_SHOWN = 6  # boxes with pictures
 VIOLATED = "Limit violated: {}"
+SCORES_JSON, SCORES_PNG = json_kind("volpipe evaluate --json"), png_kind("volpipe evaluate --picture")
+SCORES_PAGE = page_kind("volpipe evaluate --report")
+COMPARED_JSON, COMPARED_PAGE = json_kind("volpipe compare --json"), page_kind("volpipe compare --page")
 
 
 class Filed:
@@ -40,12 +43,18 @@ class Filed:
     page: Callable[[], Page]
 
     def write_json(self, file: str | Path) -> None:
-        """Write what `to_json` returns to `file`, whole or not at all."""
-        write_json(Path(file), self.to_json())
+        """Write what `to_json` returns to `file`, whole or not at all; no other file than such a one is replaced.
+
+        Raises:
+            VolpipeError: something else is there, or it cannot be written.
+        """
+        data = json_bytes(COMPARED_JSON.writer, self.to_json())
+        ResultFile.named("file", file, COMPARED_JSON).write(data)
 
     def write_page(self, file: str | Path) -> None:
-        """Write the page, with pictures of what differs most, to `file`, whole or not at all."""
-        write_page(self.page(), Path(file))
+        """Write the page, with pictures of what differs most, to `file`; as `write_json`."""
+        data = render(self.page(), COMPARED_PAGE.writer).encode()
+        ResultFile.named("file", file, COMPARED_PAGE).write(data)
 
 
 @dataclass(repr=False)
@@ -95,9 +104,21 @@ class EvaluationResult(WorkReport):
         assert self.scores is not None
         return self.plan.describe_scores(self.scores)
 
+    def write_json(self, file: str | Path) -> None:
+        """Write what `to_json` returns to `file`, whole or not at all; no other file than such a one is replaced.
+
+        Raises:
+            VolpipeError: something else is there, or it cannot be written.
+        """
+        ResultFile.named("file", file, SCORES_JSON).write(json_bytes(SCORES_JSON.writer, self.to_json()))
+
     def draw(self, path: str | Path) -> None:
-        """Write slices and errors of images to the PNG at `path`."""
-        draw(Path(path), self.plan)
+        """Write slices and errors of images to the PNG at `path`; no other file than such a one is replaced.
+
+        Raises:
+            VolpipeError: something else is there, or it cannot be written.
+        """
+        ResultFile.named("path", path, SCORES_PNG).write(png_bytes(SCORES_PNG.writer, draw(self.plan)))
 
 
 @dataclass(repr=False)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from volpipe.display.console import INCOMPLETE, REFUSED, Notices
 from volpipe.errors import NOTICE, VolpipeError
-from volpipe.monitoring.exposition import check_file, monitored
+from volpipe.monitoring.exposition import monitored
 from volpipe.runs.presence import COMMAND
+from volpipe.volumes.storage.result_file import ResultFile
 
 if TYPE_CHECKING:
     from volpipe.monitoring.ending import Witness
@@ -77,10 +78,14 @@ class Watch:
     def _logging(self, target: str) -> Iterator[None]:
         """Let the log go to `target` as JSON lines meanwhile."""
         from volpipe.blockwise.work import observing
-        from volpipe.monitoring.json_log import Printed, WorkNames, handler_for
+        from volpipe.monitoring.json_log import LOG_FILE, Printed, WorkNames, handler_for
 
         is_terminal, logger, names = target == STANDARD_ERROR, logging.getLogger("volpipe"), WorkNames()
-        place = target if is_terminal else str(check_file("--log-json", Path(target).expanduser()))
+        place = target
+        if not is_terminal:
+            file = ResultFile.named("--log-json", target, LOG_FILE)
+            file.check()
+            place = str(file.path.absolute())
         try:
             handler = handler_for(place, sys.stderr, names)
         except OSError as error:

@@ -11,12 +11,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from volpipe.errors import NOTICE, VolpipeError
-from volpipe.volumes.storage.paths import whole_file
+from volpipe.resolve import path_of
+from volpipe.volumes.storage.result_file import ResultFile, comment, text_kind
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 SUFFIX = ".prom"  # the only files that the textfile collector reads
+METRICS_FILE = text_kind("volpipe --metrics")
 MOST_PORT = 65535
 PERIOD = 5.0  # seconds between two writings of a file
 ASK_PERIOD = 2.0  # between two looks at the workers
@@ -72,26 +74,13 @@ def parse_target(text: str) -> Port | Path:
         if int(number) > MOST_PORT:
             raise VolpipeError(f"--metrics {text}: ports end at {MOST_PORT}, and this is {number}")
         return Port(host.strip("[]") or LOOPBACK, int(number), bool(colon))
-    path = Path(text).expanduser()
+    path = path_of(text)
     if path.suffix != SUFFIX:
         raise VolpipeError(
             f"--metrics {text}: write a port such as 9100, HOST:PORT, or a file whose name ends in {SUFFIX}, as those "
             "that node_exporter reads"
         )
     return path
-
-
-def check_file(option: str, path: Path) -> Path:
-    """Return the absolute place of a file to be written, whose folder is there.
-
-    Raises:
-        VolpipeError: it is a folder, or there is none for it.
-    """
-    if path.is_dir():
-        raise VolpipeError(f"{option} {path}: it is a folder; name a file in it")
-    if not path.absolute().parent.is_dir():
-        raise VolpipeError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    return path.absolute()
 
 
 @contextmanager
@@ -157,11 +146,10 @@ def _why(error: OSError, port: Port) -> str:
 @contextmanager
 def _written(path: Path, registry: CollectorRegistry) -> Iterator[str]:
     """Write the metrics to a file now and then, and at the end, however that comes."""
-    writer = _Writer(check_file("--metrics", path), registry)
-    try:
-        writer.write()
-    except OSError as error:
-        raise VolpipeError(f"--metrics {path}: it cannot be written ({error.strerror}); give another file") from error
+    file = ResultFile("--metrics", path, METRICS_FILE)
+    file.check()
+    writer = _Writer(replace(file, path=path.absolute()), registry)
+    writer.write()
     try:
         with _repeating("volpipe-metrics-file", PERIOD, writer.try_writing):
             yield str(path)
@@ -172,15 +160,13 @@ def _written(path: Path, registry: CollectorRegistry) -> Iterator[str]:
 class _Writer:
     """Writes metrics to a file, whole or not at all; says once that it cannot."""
 
-    def __init__(self, path: Path, registry: CollectorRegistry) -> None:
-        self.path, self.registry, self._has_told = path, registry, False
+    def __init__(self, file: ResultFile, registry: CollectorRegistry) -> None:
+        self.file, self.registry, self._has_told = file, registry, False
 
     def write(self) -> None:
         from prometheus_client import generate_latest
 
-        text = generate_latest(self.registry)
-        with whole_file(self.path, lasting=False) as partial:
-            partial.write_bytes(text)
+        self.file.write(comment(METRICS_FILE.writer).encode() + generate_latest(self.registry))
 
     def try_writing(self) -> None:
         """Write; a fault of any kind is a warning, once."""
@@ -188,8 +174,7 @@ class _Writer:
             self.write()
         except Exception as error:
             if not self._has_told:
-                reason = getattr(error, "strerror", None) or error
-                log.warning("metrics cannot be written to %s: %s", self.path, reason, extra=NOTICE)
+                log.warning("metrics cannot be written to %s: %s", self.file.path, error, extra=NOTICE)
             self._has_told = True
 
 

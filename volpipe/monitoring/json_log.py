@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import socket
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -15,7 +16,13 @@ from typing import Any, TextIO
 from volpipe.blockwise.logs import LogFile, speaker
 from volpipe.blockwise.work import Observer, Place, Works
 from volpipe.syntax import traceback_of
+from volpipe.volumes.storage.result_file import Kind
 
+# What is appended to: lines as `JsonLines` makes them.
+LOG_FILE = Kind(
+    "volpipe --log-json",
+    re.compile(rb'\{"time": "[^"]+", "level": "[A-Z]+", "logger": "volpipe[^"]*", "message": "'),
+)
 EXTRA = ("stage", "state", "exit_code", "seconds")  # of a record, as far as whoever logs gives them
 LEVELS = (
     ("volpipe: warning", logging.WARNING), ("volpipe: interrupted", logging.WARNING), ("warning", logging.WARNING),

@@ -600,7 +600,7 @@ def check_named(choice: NetChoice, folder: Path) -> None:
     """
     place = "" if is_program(choice.name) else choice.name.removeprefix(FUNCTION).rpartition(":")[0]
     if is_program(choice.name) or place.endswith(".py"):
-        file = folder / Path(place or place_of(choice.name)).expanduser()
+        file = folder / (place or place_of(choice.name))
         if not file.exists():
             what = "Python file" if place else "net"
             raise VolpipeError(f"no {what} at {file}, which net.name={choice.name} names; give another path")

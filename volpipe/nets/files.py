@@ -84,7 +84,7 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
     Raises:
         VolpipeError: it is not trusted, there is no such file, or it is of another kind.
     """
-    path = Path(search_path) / Path(place_of(choice.name)).expanduser()
+    path = Path(search_path) / place_of(choice.name)
     kind = kind_of(choice.name)
     if maker_of(choice.name):
         return _load_folder(choice, path)
@@ -223,7 +223,7 @@ def file_hash(choice: NetChoice, search_path: str) -> str:
 
 def sources(name: str, search_path: Path) -> list[Path]:
     """Return the files that are the code of the net in the file or folder `name`."""
-    path = search_path / Path(place_of(name)).expanduser()
+    path = search_path / place_of(name)
     if maker_of(name):
         return sorted(p for p in (*path.glob("*.json"), *path.glob("configs/*")) if p.is_file())
     if path.is_dir():

@@ -25,8 +25,8 @@ from pydantic import BeforeValidator, Field
 from volpipe.errors import RecipeError, VolpipeError, VolumeError
 from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Input, Recipe
-from volpipe.recipes.toml import Section, leaves, load_tree, typed
-from volpipe.resolve import nearest
+from volpipe.recipes.toml import Section, UserPath, leaves, load_tree, typed
+from volpipe.resolve import nearest, path_of, with_home
 from volpipe.text import read_text
 from volpipe.volumes.formats.container import SUFFIXES, locate
 from volpipe.volumes.storage import paths
@@ -46,11 +46,11 @@ def _to_list(value: object) -> object:
 class Batch(Section):
     """What a batch's file says."""
 
-    out: str
+    out: UserPath
     """The name of each output, by {stem}, {key} and {recipe}, or a folder for all of them."""
-    volumes: Annotated[tuple[str, ...], BeforeValidator(_to_list)] = ()
+    volumes: Annotated[tuple[UserPath, ...], BeforeValidator(_to_list)] = ()
     """Places, patterns, CSV files, text files of places, and prefixes of buckets."""
-    recipe: str | None = None
+    recipe: UserPath | None = None
     """A shipped recipe or a TOML file, for all datasets that name none."""
     at_once: int | None = Field(None, ge=1)
     """Datasets that run at a time, at most."""
@@ -151,8 +151,8 @@ def _datasets(head: Mapping[str, Any], settings: Mapping[str, str], line: str) -
     lines = [f"{key}={value}" for key, value in keyed.items()]
     region = tuple(line for line in lines if line.startswith("input."))
     rest = tuple(line for line in lines if not line.startswith("input."))
-    recipe, out = head.get("recipe") or None, head.get("out") or ""
-    return [Dataset(place, recipe, out, rest, region, line) for place in places]
+    recipe, out = head.get("recipe") and with_home(head["recipe"]), with_home(head.get("out") or "")
+    return [Dataset(place, recipe or None, out, rest, region, line) for place in places]
 
 
 def check_keys(names: Sequence[str] | Mapping[str, str]) -> None:
@@ -175,7 +175,7 @@ def check_keys(names: Sequence[str] | Mapping[str, str]) -> None:
 
 def _listed(volume: str, mistakes: list[Mistake]) -> Iterator[Dataset]:
     """Yield the datasets that an entry of `volumes` stands for."""
-    path = Path(volume).expanduser()
+    path = path_of(volume)
     if "://" not in volume and path.suffix.lower() in LISTS and not glob.has_magic(volume):
         yield from (_from_csv if path.suffix.lower() == ".csv" else _from_text)(path, mistakes)
     else:
@@ -241,7 +241,7 @@ def expand(pattern: str) -> list[str]:
     pattern = pattern.removeprefix("file://")
     if "://" in pattern:
         return _expand_remote(pattern)
-    path = str(Path(pattern).expanduser())
+    path = str(path_of(pattern))
     if not glob.has_magic(path) or Path(path).exists():
         return [path]
     parts = Path(path).parts
@@ -312,4 +312,4 @@ def _fill(template: str, dataset: Dataset) -> str:
 
 
 def _place(location: str) -> Location:
-    return paths.locate(location if "://" in location else Path(location).expanduser())
+    return paths.locate(location)

@@ -15,7 +15,7 @@ from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.blend import Family
 from volpipe.geometry.grid import Placement, Triple
-from volpipe.recipes.toml import Section, load_tree, typed
+from volpipe.recipes.toml import Section, UserPath, load_tree, typed
 from volpipe.resolve import default_recipe
 from volpipe.volumes.storage.metadata import Lengths, lengths
 from volpipe.volumes.volume import View
@@ -123,7 +123,7 @@ class Input(ArrayInput):
     roi: str | None = None
     """The box that is computed, `z0:z1,y0:y1,x0:x1`, in voxels, as lengths such as 100nm:900nm or as shares such as
     25%:75%; a bare : is a whole axis."""
-    mask: str | None = None
+    mask: UserPath | None = None
     """A volume of any resolution; voxels where it is not 0 are selected."""
     empty: Literal["missing"] | float | None = None
     """Windows that hold nothing but this value are skipped; "missing": windows without a stored chunk."""
@@ -147,10 +147,10 @@ def _to_scale(value: object) -> object:
 class NetChoice(Section):
     """The net: where it comes from, its weights, and what it does not say of itself."""
 
-    name: str = "unet3d"
+    name: UserPath = "unet3d"
     """A shipped net (see `volpipe nets`), `module:function`, `file.py:function`, or a file: net.onnx, package.zip
     (bioimage.io), net.pt (TorchScript), net.pt2 (torch.export)."""
-    weights: str | None = None
+    weights: UserPath | None = None
     """The file of the weights, safetensors or a torch checkpoint; a net with parameters needs one."""
     weights_key: str | None = None
     """The part of a checkpoint that has the weights, where several fit."""

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import complain, show_value
-from volpipe.resolve import nearest, recipe_name, shipped_recipe, shipped_recipes
+from volpipe.resolve import nearest, recipe_name, shipped_recipe, shipped_recipes, with_home
 from volpipe.text import read_text
 
 NO_RECIPE = Path("none")  # the name of the recipe in which every key has its default
@@ -33,6 +33,7 @@ class Section(BaseModel):
 
 S = TypeVar("S", bound=Section)
 Count = Annotated[int, Field(ge=1)]
+UserPath = Annotated[str, AfterValidator(with_home)]  # the place of a file, a volume or a net; workers may have no home
 Sizes = tuple[Count, Count, Count]
 
 

@@ -15,7 +15,7 @@ from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.geometry.labels import Ignore
 from volpipe.recipes.inference import NetChoice, Normalise, Output
-from volpipe.recipes.toml import Section, Sizes, differences, load_tree, typed
+from volpipe.recipes.toml import Section, Sizes, UserPath, differences, load_tree, typed
 from volpipe.units import count
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
@@ -34,7 +34,7 @@ NEUTRAL = (  # may change on the way
 class Data(Section):
     """A volume to learn from; each begins as `[[data]]`."""
 
-    path: str
+    path: UserPath
     """The volume, or the window tensors that a run left behind where stored is true."""
     key: str | None = None
     """The array or group that is read, where the container has several."""
@@ -48,7 +48,7 @@ class Data(Section):
     """The box that windows come from, as `held_out`; without it, all of the volume, or where its labels are."""
     stored: bool = False
     """path leads to window tensors. They are normalised, so noise is in those units, and nothing is rounded."""
-    labels: str | None = None
+    labels: UserPath | None = None
     """A volume of whole numbers, one for each object; the net learns affinities from them. Of another shape than the
     volume, they are paired with a part of it by voxel sizes and origins."""
     labels_key: str | None = None

@@ -25,7 +25,7 @@ from volpipe.geometry.grid import Triple
 from volpipe.geometry.labels import Ignore
 from volpipe.recipes.inference import ArrayInput, Input, Output, Recipe, Windows
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.recipes.toml import Section, Sizes, load_tree, name_of, replaced_net, set_values, typed
+from volpipe.recipes.toml import Section, Sizes, UserPath, load_tree, name_of, replaced_net, set_values, typed
 from volpipe.recipes.training import VARIED, TrainRecipe, run_sections
 from volpipe.resolve import nearest
 
@@ -37,16 +37,16 @@ Tree = dict[str, Any]  # Any: TOML values, checked by `typed`
 class Comparison(Section):
     """What a stage of kind "evaluate" compares its input with; as the options of `volpipe evaluate`."""
 
-    reference: str | None = None
+    reference: UserPath | None = None
     """The volume that is compared with; left out where skeletons in files stand in for it. Or a stage of kind "train":
     the labels that it learns from, in the box that it holds out."""
-    given: str | None = None
+    given: UserPath | None = None
     """The input of the net, from which interpolations are scored beside it."""
     labels: bool = False
     """Compare labels, not grey levels."""
     classes: bool = False
     """Compare classes, whose numbers mean the same in both."""
-    skeletons: str = ""
+    skeletons: UserPath = ""
     """Score labels by the skeletons at this path, or "labels" by those of the labels of the reference."""
     roi: str | None = None
     """The box that is compared, `z0:z1,y0:y1,x0:x1` of the reference."""
@@ -96,7 +96,7 @@ def kind_of(reference: str | None, *, labels: bool, classes: bool, skeletons: st
 class OutputComparison(Section):
     """What a stage of kind "compare" holds its input against; as the options of `volpipe compare`."""
 
-    other: str
+    other: UserPath
     """The volume that is compared with: that of another stage, by its name, or a path."""
     labels: bool = False
     """Compare labels as objects, whose numbers mean nothing. Whole numbers of more than 16 bits are labels anyway,
@@ -130,7 +130,7 @@ class Conversion(Section):
 class UserFunction(Section):
     """A Python function over blocks of numpy."""
 
-    function: str
+    function: UserPath
     """`file.py:function` or `module:function`; the code runs with your rights, on the workers."""
     halo: Triple = (0, 0, 0)
     """How far (z, y, x) the function looks; a halo that does not fit it is noticed over random voxels, and refused."""
@@ -172,7 +172,7 @@ class Measuring(UserFunction):
     """Columns that tell what a row is of, whole numbers: rows that have the same there become one."""
     ratio: dict[Name, tuple[Name, Name]] = Field(default_factory=dict)
     """Further columns, each of two of `combine`, the first divided by the second. Empty where that is 0."""
-    other: str | None = None
+    other: UserPath | None = None
     """A second volume, of the same place: that of another stage, by its name, "volume", or a path."""
     roi: str | None = None
     """The box that is measured, `z0:z1,y0:y1,x0:x1`."""
@@ -335,7 +335,7 @@ class Head(Section):
     name: Name
     """Name of the stage, a part of paths."""
     kind: KindName = Field("run", description=" ".join(f"{name}: {kind.about}" for name, kind in KINDS.items()))
-    recipe: str | None = None
+    recipe: UserPath | None = None
     """A shipped recipe or a TOML file; keys of the stage are set on top of it."""
     input: str | None = None
     """The stage that is read, or "volume"; without it the stage before. Of several arrays one is named after it, as in

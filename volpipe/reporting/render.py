@@ -23,6 +23,7 @@ from volpipe.reporting.page import Chart, Facts, Item, Link, Note, Page, Picture
 from volpipe.volumes.storage.paths import whole_file
 
 FOLDER = Path(__file__).parent
+WRITER = "volpipe"  # of pages in the folders of works; that of a file which an option names is the option
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
 MOST_BYTES = 3_000_000  # of a page
 MOST_PICTURES = 1_200_000  # of these, of all pictures in base64
@@ -53,19 +54,23 @@ class _Budget:
 
 
 def write_page(page: Page, file: Path) -> int:
-    """Write `page` to `file`, whole or not at all, and return its bytes."""
+    """Write `page` to `file` of a folder of ours, whole or not at all, and return its bytes."""
     data = render(page).encode()
     with whole_file(file, lasting=False) as partial:  # it can be made again at any time
         partial.write_bytes(data)
     return len(data)
 
 
-def render(page: Page) -> str:
-    """Return `page` as HTML."""
+def render(page: Page, writer: str = WRITER) -> str:
+    """Return `page` as HTML that names `writer` as what made it."""
     budget = _Budget()
     sections = [replace(section, items=[_fitted(item, budget) for item in section.items]) for section in page.sections]
     charts = any(isinstance(item, Chart) for section in sections for item in section.items)
-    facts = {"version": volpipe.__version__, "moment": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}
+    facts = {
+        "version": volpipe.__version__,
+        "writer": writer,
+        "moment": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    }
     result: str = _template().render(page=page, sections=sections, scripts=_scripts() if charts else (), **facts)
     return result
 

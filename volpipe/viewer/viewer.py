@@ -15,6 +15,7 @@ from pathlib import Path
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
+from volpipe.resolve import homes_known
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.viewer.layers import Scene, open_scene
 from volpipe.viewer.site import Service, client_folder, host_names
@@ -86,6 +87,7 @@ class Viewer:
         self._service.readers.shutdown(cancel_futures=True)
 
 
+@homes_known
 def view(output: Place, *volumes: Place, at: Triple | None = None, bind: str = "127.0.0.1:0") -> Viewer:
     """Return a viewer whose `url` shows `output`, `volumes` beside it, and their difference, until it is closed.
 

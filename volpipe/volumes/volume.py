@@ -26,7 +26,7 @@ import numpy as np
 from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
 from volpipe.geometry.grid import Box, mirrored, mirrored_runs
 from volpipe.geometry.indexing import bounds, plain_index
-from volpipe.resolve import nearest
+from volpipe.resolve import homes_known, nearest
 from volpipe.units import listed
 from volpipe.volumes import webknossos
 from volpipe.volumes.completeness import Incomplete, check_written, find_incomplete
@@ -687,6 +687,7 @@ def _time(volume: Volume, time: int | None) -> int | None:
     return time
 
 
+@homes_known
 def list_arrays(location: str | Path) -> list[Volume]:
     """Return every array under `location`, sorted by key; those that cannot be read are left out, with a warning."""
     container, key = locate(location)

@@ -217,5 +217,5 @@ def prepare_again(plan: Plan) -> Plan:
 def _open_mask(location: str | None, search_path: Path, is_read_incomplete: bool) -> Volume | None:
     if location is None:
         return None
-    place = location if "://" in location else search_path / Path(location).expanduser()
+    place = location if "://" in location else search_path / location
     return open_volume(place, view=View(incomplete=is_read_incomplete))

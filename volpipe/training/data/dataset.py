@@ -45,6 +45,7 @@ from volpipe.geometry.grid import Box, Lattice, Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.windows import StoredWindows, VolumeWindows
+from volpipe.resolve import homes_known
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
 from volpipe.volumes.volume import Volume, open_volume
@@ -63,6 +64,7 @@ class WindowDataset(Dataset[torch.Tensor]):
         self.source = source
 
     @classmethod
+    @homes_known
     def from_tensors(cls, path: str | Path, key: str = SOURCE_KEY) -> WindowDataset:
         """Return the windows that a run stored at `path`; each is read as one chunk.
 
@@ -75,6 +77,7 @@ class WindowDataset(Dataset[torch.Tensor]):
         return cls(StoredWindows(tensors, lattice))
 
     @classmethod
+    @homes_known
     def from_volume(
         cls,
         location: str | Path,

@@ -152,8 +152,7 @@ def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Lo
     Raises:
         VolumeError: `location` is a URL that volpipe does not read, or `key` leaves the container.
     """
-    text = os.fspath(location)
-    path = absolute(text if "://" in text else Path(text).expanduser())
+    path = absolute(location)
     parts = PurePosixPath((key or "").strip("/")).parts
     if ".." in parts:
         raise VolumeError(f"key {key!r} leaves the container {path}")

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from volpipe.errors import VolumeError
+from volpipe.resolve import path_of
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.object_store import MOST_ENCODED_BYTES, Part, Remote, Stamp
 from volpipe.volumes.storage.requests import each
@@ -119,7 +120,7 @@ def check_beside(name: str, file: Path) -> Path:
         VolumeError: it lies elsewhere.
     """
     target = Path(os.path.abspath(file.parent / name))  # noqa: PTH100  # links stay as they are
-    allowed = [file.parent, *map(Path, filter(None, os.environ.get("VOLPIPE_LINKS", "").split(os.pathsep)))]
+    allowed = [file.parent, *map(path_of, filter(None, os.environ.get("VOLPIPE_LINKS", "").split(os.pathsep)))]
     if not any(target.is_relative_to(folder) for folder in allowed):
         raise VolumeError(
             f"{file} refers to {name}, which does not lie in its folder {file.parent}; put it there, or set "
@@ -297,6 +298,11 @@ def is_file(file: Location) -> bool:
 def is_folder(folder: Location) -> bool:
     """Return whether there is such a folder; a remote one is there when something lies under it."""
     return any(object_store.list_files(folder)) if isinstance(folder, Remote) else folder.is_dir()
+
+
+def file_above(place: Path) -> Path | None:
+    """Return the file that stands where a folder of `place` would have to, None where none does."""
+    return next((folder for folder in place.absolute().parents if folder.exists() and not folder.is_dir()), None)
 
 
 def exists(place: Location) -> bool:
