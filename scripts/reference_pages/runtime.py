@@ -129,7 +129,10 @@ def exit_codes_page() -> str:
     )
     pipes = (
         "A command whose output is cut off, as by `volpipe run … | head -n 1`, drops the rest of it, works on to its "
-        "end, and ends with its own code. `volpipe status --watch` ends when nobody reads it any more.\n"
+        "end, and ends with its own code. `volpipe status --watch` ends when nobody reads it any more. Where standard "
+        "output is closed or its disk is full, a command whose result is in files ends with its own code too. One that "
+        "is asked to print something, as `volpipe info`, ends with 1. Letters that a terminal lacks are printed as "
+        "others.\n"
     )
     return "\n".join([head, "| code | |", "|---|---|", *rows, "", grace, pipes])
 
