@@ -82,6 +82,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
+MAX_LOOKED_AT = 10_000  # files of a folder without a volume
 
 
 @dataclass(frozen=True)
@@ -752,6 +753,9 @@ def _only_key(container: Location, key: str) -> str:
     if not names and isinstance(container, Path) and container.is_file():
         raise VolumeError(f"no volume in {folder}: it holds no array of numbers with voxels")
     if not names:
+        for name, num_bytes in itertools.islice(paths.list_files(folder), MAX_LOOKED_AT):
+            if not num_bytes and isinstance(folder, Path):
+                paths.check_links(folder / name)
         raise VolumeError(
             f"no volume in {folder}: looked there and below for N5 (attributes.json with dimensions), "
             "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array), OME-Zarr (multiscales), Neuroglancer precomputed "

@@ -216,6 +216,7 @@ def _find_format(file: Path) -> str:
         with file.open("rb") as stream:
             start = stream.read(mrc.SIZE)
     except OSError as error:
+        paths.check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
     if start[:4] in tiff.MAGICS:
         return "tiff"
