@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -471,11 +471,19 @@ def _extension(header: Header, style: Style) -> str:
     return style.suffix.removeprefix(ChunkFiles(header).style.suffix)
 
 
-class ChunkSource:
-    """The chunk files, or shards, of the array of `header`, read by their place; for use by several threads."""
+def as_fill(unit: Index) -> None:
+    """Take what is missing at `unit` for fill values, as arrays of others mean it."""
 
-    def __init__(self, header: Header) -> None:
+
+class ChunkSource:
+    """The chunk files, or shards, of the array of `header`, read by their place; for use by several threads.
+
+    `check_missing` raises where the file at a place, which is not there by any name, should be.
+    """
+
+    def __init__(self, header: Header, check_missing: Callable[[Index], None] = as_fill) -> None:
         self._header, self._files, self._is_named = header, ChunkFiles(header), is_named(header)
+        self._check_missing = check_missing
         self._styles: dict[Index, Style] = {}  # of files that are named otherwise
         self._names: Names | None = None
         self._num_asked = self._num_usual = 0
@@ -501,6 +509,7 @@ class ChunkSource:
             if part is not None:
                 self._note(unit, other)
                 return part
+        self._check_missing(unit)
         return None
 
     def is_elsewhere(self, unit: Index) -> bool:
@@ -509,6 +518,7 @@ class ChunkSource:
             if self._is_there(unit, style):
                 self._note(unit, style)
                 return True
+        self._check_missing(unit)
         return False
 
     def file(self, unit: Index) -> Location:

@@ -30,6 +30,7 @@ from volpipe.volumes.storage.chunk_files import (
     ABSENT,
     ChunkFiles,
     ChunkSource,
+    as_fill,
     as_tensorstore_reads,
     in_one_member,
     is_other_form,
@@ -140,11 +141,18 @@ class FetchedArray:
     read compares the stamps of what is kept with those of the files, by a request without voxels.
     """
 
-    def __init__(self, header: Header, cache_bytes: int = 0, *, live: bool = False) -> None:
+    def __init__(
+        self,
+        header: Header,
+        cache_bytes: int = 0,
+        check_missing: Callable[[Index], None] = as_fill,
+        *,
+        live: bool = False,
+    ) -> None:
         self._header, self._live = header, live
         self._inner = _in_chunk_files(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
-        self._source = ChunkSource(header)
+        self._source = ChunkSource(header, check_missing)
         self._indices: OrderedDict[Location, ShardIndex] = OrderedDict()
         self._memory, self._lock = threading.local(), threading.Lock()
         # Boxes at the same time would fetch chunks of a shard twice that they share.
@@ -347,11 +355,13 @@ class LocalArray:
     That are chunks by other names than the metadata give, and N5 blocks and compressed streams in forms of others.
     """
 
-    def __init__(self, header: Header, array: tensorstore.TensorStoreArray) -> None:
+    def __init__(
+        self, header: Header, array: tensorstore.TensorStoreArray, check_missing: Callable[[Index], None] = as_fill
+    ) -> None:
         self._header, self._array = header, array
         self._is_odd = False
-        self._fetched = FetchedArray(header) if _is_usual(header) else None
-        self._source = ChunkSource(header)
+        self._fetched = FetchedArray(header, 0, check_missing) if _is_usual(header) else None
+        self._source = ChunkSource(header, check_missing)
 
     def read(self, index: tensorstore.Index) -> np.ndarray:
         if self._is_odd and self._fetched is not None:
