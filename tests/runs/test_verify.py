@@ -19,7 +19,7 @@ from volpipe.runs.worker import RESULTS, Written
 from volpipe.volumes import checksums
 from volpipe.volumes.formats.n5 import write_chunks
 from volpipe.volumes.storage.tensorstore import context
-from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, View, create_array, open_volume, open_writer
 
 SHAPE = (20, 24, 28)
 FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "zarr2", "n5"]
@@ -78,7 +78,7 @@ def test_the_box_of_a_file_that_differs_holds_the_voxels_that_are_in_it(tmp_path
     flip(file, 8 * (file.stat().st_size // 2))
     assert "differs (s0 8:16,16:24,0:8)" in give("verify", "out.zarr").out
     file.unlink()
-    after = open_volume(tmp_path / "out.zarr").open()[...]
+    after = open_volume(tmp_path / "out.zarr", view=View(incomplete=True)).open()[...]
     places = np.argwhere(before != after)
     assert (places.min(axis=0) >= (8, 16, 0)).all() and (places.max(axis=0) < (16, 24, 8)).all()
 

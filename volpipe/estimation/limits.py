@@ -97,9 +97,11 @@ def check_access(source: Location | None, out: Location) -> None:
 
     Raises:
         PlanError: with the place, and what to do.
+        VolumeError: one of the files is a link that leads nowhere.
     """
     if isinstance(source, Path):
         for path in itertools.islice(_paths_in(source), LOOKS):
+            paths.check_links(path)
             if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
                 raise PlanError(
                     f"{path} of the volume may not be read; run as a user who may read it, or change its mode"

@@ -34,15 +34,22 @@ from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runs.presence import COMMAND
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session
 from volpipe.runs.updates import Updated, updates_in
-from volpipe.runs.verify import metadata_sums
+from volpipe.runs.verify import metadata_sums, stored_flags
 from volpipe.volumes.completeness import joined, mark_complete, mark_incomplete, mark_written, written_boxes
-from volpipe.volumes.formats.container import ATTRIBUTE_FILES, METADATA_NAMES, RECORD, create_groups, read_attributes
+from volpipe.volumes.formats.container import (
+    ATTRIBUTE_FILES,
+    METADATA_NAMES,
+    RECORD,
+    RUN_KEY,
+    create_groups,
+    read_attributes,
+)
 from volpipe.volumes.identity import identify
+from volpipe.volumes.noted_files import FILES, note
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import merge_json, plain
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
-RUN_KEY = "run"
 
 
 def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:
@@ -115,7 +122,8 @@ def seal(
     """
     out, format = paths.locate(plan.out), plan.array_format
     with paths.reading_once():
-        _write_run(plan, plain(_history(folder, plan, kinds) | dict(findings)))
+        files = {FILES: note(stored_flags(plan, read_records(folder.journal, kinds)), COMMAND.completing)}
+        _write_run(plan, plain(_history(folder, plan, kinds) | files | dict(findings)))
     for group in reversed(plan.groups):
         if is_complete:
             mark_complete(paths.locate(group.out), format)

@@ -17,11 +17,11 @@ import numpy as np
 
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import RunError
-from volpipe.geometry.grid import Box, Slab
+from volpipe.geometry.grid import Box, Grid, Slab, cells
 from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
-from volpipe.inference.output import finish, read_voxels
-from volpipe.inference.output_plan import level_key
+from volpipe.inference.output import finish, read_voxels, split_arrays, stored_box
+from volpipe.inference.output_plan import OutputPlan, level_key
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.inference.scratch import NO_SUM
@@ -31,6 +31,7 @@ from volpipe.runs.run_folder import NOTES, Metadata, RunFolder
 from volpipe.runs.worker import Written
 from volpipe.volumes import checksums
 from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.requests import in_turn, num_at_once
 from volpipe.volumes.storage.tensorstore import num_threads
@@ -90,6 +91,29 @@ def written(records: Iterable[Record[Any]]) -> dict[tuple[int, int], str]:  # An
     """Return the checksums of each shard that was written, by level and number, as the `records` of a journal say."""
     results = (record.result for record in records if isinstance(record.result, Written))
     return {(level, shard): taken for result in results for level, shard, taken in result.checksums}
+
+
+def stored_flags(plan: OutputPlan, records: Iterable[Record[Any]]) -> dict[str, np.ndarray]:  # Any: of any kind
+    """Return a flag for each file of each array of the output of `plan`, whether `records` say that it was written.
+
+    In the axes of the array, by its key in the output.
+    """
+    flags: dict[str, np.ndarray] = {}
+    grids: dict[tuple[int, int], tuple[str, Grid]] = {}
+    for place, array in enumerate(plan.arrays):
+        for level in range(len(plan.factors)):
+            key = f"{array.folder}/{level_key(level)}".lstrip("/")
+            grid = ChunkFiles(open_writer(str(paths.locate(plan.out)), key).header).grid
+            grids[place, level] = key, grid
+            flags[key] = np.zeros(grid.counts, bool)
+    for record in records:
+        for level, number, sums in record.result.checksums if isinstance(record.result, Written) else ():
+            for place, own in enumerate(split_arrays(sums)):
+                array, (key, grid) = plan.arrays[place], grids[place, level]
+                files = cells(stored_box(array, array.shards(level).box(number)), grid.cell)
+                for file, crc in zip(files, checksums.split(own), strict=True):
+                    flags[key][file] = crc != checksums.ABSENT
+    return flags
 
 
 def metadata_of(folder: RunFolder) -> dict[str, int]:

@@ -131,7 +131,7 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
     """Return the files of `volume`, counted where `seconds` allow, otherwise estimated from a sample.
 
     Raises:
-        VolumeError: the volume is gone.
+        VolumeError: the volume is gone, or one of its files is a link that leads nowhere.
     """
     container = absolute(volume.path)
     if isinstance(container, Path) and container.is_file():
@@ -139,6 +139,8 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
     header = read_header(volume.folder)
     chunks = ChunkFiles(header) if header is not None and is_named(header) else None  # not of TIFF slices
     listing = _list(volume, chunks, seconds)
+    for name in listing.empty if isinstance(volume.folder, Path) else ():
+        paths.check_links(volume.folder / name)
     if not listing.is_complete and chunks is not None:
         return _estimate(chunks, listing, seed, seconds)
     files = Footprint(listing.num_files, listing.num_bytes, listing.is_complete, num_seen=listing.num_files)
@@ -158,6 +160,7 @@ class _Listing:
     num_files: int = 0
     num_bytes: int = 0
     indices: dict[tuple[int, ...], Style | None] = field(default_factory=dict)  # of chunks, or shards
+    empty: list[str] = field(default_factory=list)  # names of those without bytes
     is_complete: bool = False
 
 
@@ -168,6 +171,8 @@ def _list(volume: Volume, chunks: ChunkFiles | None, seconds: float) -> _Listing
         for name, size in paths.list_files(volume.folder):
             listing.num_files += 1
             listing.num_bytes += size
+            if not size:
+                listing.empty.append(name)
             place = None if chunks is None else chunks.parse(name)
             if place is not None:
                 listing.indices[place[0]] = place[1]
@@ -187,9 +192,8 @@ def _estimate(chunks: ChunkFiles, listing: _Listing, seed: int, seconds: float) 
     num_seen = 0
     for number in itertools.islice(_shuffle(grid, seed), MAX_SAMPLED):
         index = grid.index(number)
-        size = paths.size(source.file(index))
-        if size is None and source.is_elsewhere(index):
-            size = paths.size(source.file(index))
+        is_there = source.is_usual(index) or source.is_elsewhere(index)
+        size = paths.size(source.file(index)) if is_there else None
         num_seen += 1
         entries += [] if size is None else [(index, size)]
         if time.perf_counter() > stop:

@@ -45,14 +45,16 @@ from volpipe.volumes.formats.container import (
     read_attributes,
     read_datasets,
     read_header,
+    read_levels,
     read_place,
     walk,
     why_several,
 )
 from volpipe.volumes.formats.ome import Dataset, level_keys
+from volpipe.volumes.noted_files import NotedFiles
 from volpipe.volumes.resampling import Resampling, coarsened
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
-from volpipe.volumes.storage.chunk_files import describe_names
+from volpipe.volumes.storage.chunk_files import as_fill, describe_names
 from volpipe.volumes.storage.damage import naming
 from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray
 from volpipe.volumes.storage.metadata import (
@@ -82,6 +84,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
+MAX_LOOKED_AT = 10_000  # files of a folder without a volume
 
 
 @dataclass(frozen=True)
@@ -189,13 +192,20 @@ class Volume:
     def check_written(self, box: Box | None = None) -> None:
         """Refuse to read a `box` (z, y, x), or all, where work of ours has not written it, unless the view reads that.
 
+        Files that were written, and are gone since, are looked for, as far as a sample tells; the rest as it is read.
+
         Raises:
             IncompleteError: with the command that completes it.
+            VolumeError: a file is gone.
         """
         box = box or Box.from_shape(self.spatial_shape)
-        if self.incomplete is None or self.view.incomplete or self.incomplete.has(box):
+        if self.view.incomplete:
             return
         header = read_header(self.folder)
+        if header is not None:
+            NotedFiles(header).look()
+        if self.incomplete is None or self.incomplete.has(box):
+            return
         now = self.incomplete if header is None else find_incomplete(header, self.key)
         if now is not None:  # else it was completed since
             check_written(str(self), now, box)
@@ -400,7 +410,8 @@ class Reader:
         self._cache_bytes, self._live = cache_bytes, live
         damage.check_chunk(header)
         self._header = header
-        self._array = open_array(header, cache_bytes, live=live)
+        check = as_fill if volume.view.incomplete else NotedFiles(header).check
+        self._array = open_array(header, cache_bytes, live=live, check_missing=check)
         self._through: tensorstore.StoredArray | None = None
         self._lock = threading.Lock()
 
@@ -517,10 +528,13 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: tensorstore.Index) -> np.ndarray:
-        if self.volume.incomplete is not None:
+        incomplete = self.volume.incomplete
+        if incomplete is not None:
             box, spatial = bounds(index, self.shape), self.volume.spatial
             stop, lengths = spatial(box.stop), spatial(box.shape)
-            self.volume.check_written(Box(tuple(b - n for b, n in zip(stop, lengths, strict=True)), stop))
+            box = Box(tuple(b - n for b, n in zip(stop, lengths, strict=True)), stop)
+            if not incomplete.has(box):
+                self.volume.check_written(box)
         array = self._through or self._array
         data = damage.read(self.volume, self._header, array, index, is_checked=self.is_fetched)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
@@ -739,7 +753,7 @@ def _resolve(container: Location, key: str, level: int) -> tuple[Volume, Header]
     datasets = read_datasets(folder)
     if datasets is None:
         return _resolve(container, _only_key(container, key), level)
-    headers = _check_group(folder, datasets)
+    headers = read_levels(folder, datasets)
     if not 0 <= level < len(datasets):
         raise VolumeError(f"{folder} has no level {level}; its levels are 0 to {len(datasets) - 1}")
     volume = _make_volume(container, headers[level], datasets[level], level_keys(key, datasets))
@@ -757,6 +771,9 @@ def _only_key(container: Location, key: str) -> str:
     if not names and isinstance(container, Path) and container.is_file():
         raise VolumeError(f"no volume in {folder}: it holds no array of numbers with voxels")
     if not names:
+        for name, num_bytes in itertools.islice(paths.list_files(folder), MAX_LOOKED_AT):
+            if not num_bytes and isinstance(folder, Path):
+                paths.check_links(folder / name)
         raise VolumeError(
             f"no volume in {folder}: looked there and below for N5 (attributes.json with dimensions), "
             "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array), OME-Zarr (multiscales), Neuroglancer precomputed "
@@ -777,23 +794,3 @@ def typed(place: Location) -> str:
     """Return `place` as a user would type it: from the current folder, if it is in that."""
     here = Path.cwd()
     return str(place.relative_to(here) if isinstance(place, Path) and place.is_relative_to(here) else place)
-
-
-def _check_group(folder: Location, datasets: tuple[Dataset, ...]) -> list[Header]:
-    """Return the headers of all levels of a group; raise unless they exist and have the same axes."""
-    headers = []
-    for dataset in datasets:
-        header = read_header(folder / dataset.path)
-        if header is None:
-            raise VolumeError(
-                f"{folder} names the array {dataset.path!r}, which does not exist; the copy is "
-                "incomplete or the metadata are wrong"
-            )
-        headers.append(header)
-        ranks = {"level 0": len(headers[0].shape), "the group's axes": len(dataset.axes or header.shape)}
-        for what, rank in ranks.items():
-            if len(header.shape) != rank:
-                raise VolumeError(f"{folder}: array {dataset.path!r} has {len(header.shape)} axes, {what} {rank}")
-    if len({header.dtype for header in headers}) > 1:
-        log.warning("%s: its levels have different types: %s", folder, ", ".join(str(h.dtype) for h in headers))
-    return headers

@@ -24,6 +24,7 @@ from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, Sightings, find_driver
 from volpipe.runs.provenance import is_sealed
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import check_present
 from volpipe.runs.work import file_mark
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
@@ -404,6 +405,10 @@ def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
             is_complete, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
         elif is_complete and not driver.is_at_work and not is_sealed(work.folder):
             is_complete, remark = False, f"all is computed, and `{work.goes_on}` again closes the output"
+        elif is_complete and not driver.is_at_work:
+            check_present(out, work.shards())
+    except RunError as error:
+        is_complete, remark = False, str(error)
     except RemoteError as error:
         remark = f"so its journal says; whether the output is there cannot be seen: {error}"
     return Status(

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 
 from volpipe.errors import RemoteError, VolumeError
+from volpipe.geometry.grid import Index
 from volpipe.volumes.dialects import bigdataviewer
 from volpipe.volumes.dialects.attributes import read_place as read_listed_place
 from volpipe.volumes.formats import (
@@ -35,6 +36,7 @@ from volpipe.volumes.formats import (
 )
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import object_store, paths, tensorstore
+from volpipe.volumes.storage.chunk_files import as_fill
 from volpipe.volumes.storage.fetched_array import INDEX_BYTES, FetchedArray, LocalArray, can_fetch
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -73,6 +75,7 @@ ARRAY_FORMATS = {  # of the arrays in a folder, by its format
 SHARDED = ("zarr3", "precomputed")  # of these array formats
 ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json", "precomputed": precomputed.FILE}
 RECORD, INCOMPLETE = "volpipe", "incomplete"  # the attribute of what we write, and its key while that is unfinished
+RUN_KEY = "run"  # of the group that says what of an output changes from run to run
 METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}  # beside the chunks
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
@@ -216,6 +219,7 @@ def _find_format(file: Path) -> str:
         with file.open("rb") as stream:
             start = stream.read(mrc.SIZE)
     except OSError as error:
+        paths.check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
     if start[:4] in tiff.MAGICS:
         return "tiff"
@@ -343,6 +347,26 @@ def _finest_first(folder: Location, datasets: tuple[Dataset, ...]) -> tuple[Data
     return tuple(replace(datasets[i], notes=(note,)) for i in order)
 
 
+def read_levels(folder: Location, datasets: tuple[Dataset, ...]) -> list[Header]:
+    """Return the headers of all levels of a group; raise unless they exist and have the same axes."""
+    headers = []
+    for dataset in datasets:
+        header = read_header(folder / dataset.path)
+        if header is None:
+            raise VolumeError(
+                f"{folder} names the array {dataset.path!r}, which does not exist; the copy is "
+                "incomplete or the metadata are wrong"
+            )
+        headers.append(header)
+        ranks = {"level 0": len(headers[0].shape), "the group's axes": len(dataset.axes or header.shape)}
+        for what, rank in ranks.items():
+            if len(header.shape) != rank:
+                raise VolumeError(f"{folder}: array {dataset.path!r} has {len(header.shape)} axes, {what} {rank}")
+    if len({header.dtype for header in headers}) > 1:
+        log.warning("%s: its levels have different types: %s", folder, ", ".join(str(h.dtype) for h in headers))
+    return headers
+
+
 def _holds(read: Callable[[Location], object], folder: Location) -> bool:
     """Return whether there is an array, or a group of levels, that `read` gives the metadata of."""
     try:
@@ -439,8 +463,13 @@ def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
     return tuple(entry for root in precomputed.roots(folder) for entry in paths.state(root, [precomputed.FILE]))
 
 
-def open_array(header: Header, cache_bytes: int, *, live: bool) -> StoredArray:
-    """Return the array through its format, or by its chunk files; what tensorstore does not know, by zarr-python."""
+def open_array(
+    header: Header, cache_bytes: int, *, live: bool, check_missing: Callable[[Index], None] = as_fill
+) -> StoredArray:
+    """Return the array through its format, or by its chunk files; what tensorstore does not know, by zarr-python.
+
+    `check_missing` raises where the file at a place of the grid, which is not there, should be.
+    """
     if "names" in header.known:
         return tiff_folder.SliceArray(header, cache_bytes)
     if header.format in FILES:
@@ -448,9 +477,10 @@ def open_array(header: Header, cache_bytes: int, *, live: bool) -> StoredArray:
     try:
         if not header.unsupported:
             if isinstance(header.folder, Path):
-                return LocalArray(header, tensorstore.open_array(header, cache_bytes=cache_bytes, live=live))
+                array = tensorstore.open_array(header, cache_bytes=cache_bytes, live=live)
+                return LocalArray(header, array, check_missing)
             array = tensorstore.open_array(header, cache_bytes=max(cache_bytes, INDEX_BYTES), live=live)
-            return FetchedArray(header, cache_bytes, live=live) if can_fetch(header) else array
+            return FetchedArray(header, cache_bytes, check_missing, live=live) if can_fetch(header) else array
     except ValueError as error:
         if header.format == "n5":
             raise VolumeError(f"{header.folder}: {error}") from error

@@ -39,7 +39,7 @@ from volpipe.volumes.storage.metadata import (
     voxel_dtype,
     voxels,
 )
-from volpipe.volumes.storage.paths import check_beside
+from volpipe.volumes.storage.paths import check_beside, find_file
 from volpipe.volumes.storage.tensorstore import Index
 
 if TYPE_CHECKING:
@@ -267,14 +267,16 @@ def _get(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset | None:
     """Return the object `key` below `group`, None where there is none or its link leads nowhere.
 
     Raises:
-        VolumeError: a link leads to a file elsewhere.
+        VolumeError: a link leads to a file elsewhere, or to one that is not there.
     """
     node, file = group, Path(group.file.filename)
     try:
         for part in filter(None, key.split("/")):
             link = node.get(part, getlink=True)
             if hasattr(link, "filename"):
-                check_beside(link.filename, Path(node.file.filename))
+                target = check_beside(link.filename, Path(node.file.filename))
+                if not find_file(target):
+                    raise VolumeError(f"{node.file.filename}: {key} is in {target}, which is not there; put it there")
             node = node[part]
     except VolumeError:
         raise

@@ -14,6 +14,7 @@ from volpipe.errors import VolumeError
 from volpipe.syntax import one_thread
 from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
 from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, flat_chunk, voxel_dtype, voxels
+from volpipe.volumes.storage.paths import check_links
 
 MAGIC = b"\x93NUMPY"
 FACTS = Facts("NumPy `.npy`", "C and Fortran order", "–", "keeps no voxel size")
@@ -37,6 +38,7 @@ def read_header(file: Path) -> Header:
     except VolumeError:
         raise
     except OSError as error:
+        check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
     except Exception as error:  # the header is parsed as Python, whose parsers raise what they like
         raise VolumeError(f"{file} is no array that NumPy wrote: {error}") from error

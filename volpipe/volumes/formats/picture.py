@@ -23,6 +23,7 @@ from volpipe.volumes.formats.tiff_pages import Decoder, Layout, Page, PagedArray
 from volpipe.volumes.storage.decoded_size import PNG
 from volpipe.volumes.storage.memory import check_memory
 from volpipe.volumes.storage.metadata import Facts, Header, Place, voxels
+from volpipe.volumes.storage.paths import check_links
 
 JPEG = b"\xff\xd8\xff"
 MAGICS = (PNG, JPEG)
@@ -55,6 +56,7 @@ def read_header(file: Path) -> Header:
     except (struct.error, KeyError) as error:
         raise VolumeError(f"{file} is no whole PNG or JPEG: it is damaged or cut short; copy it again") from error
     except OSError as error:
+        check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror or error}") from error
     shape = voxels((height, width, samples)[: 3 if samples > 1 else 2], "shape", file)
     dtype = np.dtype(np.uint16 if bits == 16 else np.uint8)

@@ -44,7 +44,7 @@ from volpipe.volumes.storage.metadata import (
     voxel_dtype,
     voxels,
 )
-from volpipe.volumes.storage.paths import State, check_beside, file_state
+from volpipe.volumes.storage.paths import State, check_beside, check_links, file_state
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
@@ -218,6 +218,7 @@ def _opened(file: Path) -> Iterator[_Stack]:
     except VolumeError:
         raise
     except OSError as error:
+        check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # tifffile lets through whatever damaged tags make Python raise
         raise _damaged(file, error) from error

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -426,6 +426,8 @@ def _refusal(header: Header, names: Names) -> str:
     if not names.others and not names.stray:
         return ""
     file = names.others[0][1] if names.others else names.stray
+    if isinstance(header.folder, Path):
+        paths.check_links(header.folder / file)
     usual = names.others[0][2] if names.others else ChunkFiles(header).name((0,) * len(header.shape))
     return (
         f"no file in it has the name of a chunk: it holds {file}, and its metadata name a chunk {usual}; it would be "
@@ -469,11 +471,19 @@ def _extension(header: Header, style: Style) -> str:
     return style.suffix.removeprefix(ChunkFiles(header).style.suffix)
 
 
-class ChunkSource:
-    """The chunk files, or shards, of the array of `header`, read by their place; for use by several threads."""
+def as_fill(unit: Index) -> None:
+    """Take what is missing at `unit` for fill values, as arrays of others mean it."""
 
-    def __init__(self, header: Header) -> None:
-        self._header, self._files = header, ChunkFiles(header)
+
+class ChunkSource:
+    """The chunk files, or shards, of the array of `header`, read by their place; for use by several threads.
+
+    `check_missing` raises where the file at a place, which is not there by any name, should be.
+    """
+
+    def __init__(self, header: Header, check_missing: Callable[[Index], None] = as_fill) -> None:
+        self._header, self._files, self._is_named = header, ChunkFiles(header), is_named(header)
+        self._check_missing = check_missing
         self._styles: dict[Index, Style] = {}  # of files that are named otherwise
         self._names: Names | None = None
         self._num_asked = self._num_usual = 0
@@ -499,15 +509,16 @@ class ChunkSource:
             if part is not None:
                 self._note(unit, other)
                 return part
+        self._check_missing(unit)
         return None
 
     def is_elsewhere(self, unit: Index) -> bool:
-        """Return whether the file at `unit`, which is not there, is there by another name."""
-        folder = self._header.folder
+        """Return whether the file at `unit`, which is not there, is there by another name; see `is_usual`."""
         for style in self._others():
-            if paths.size(folder / self._files.name(unit, style)) is not None:
+            if self._is_there(unit, style):
                 self._note(unit, style)
                 return True
+        self._check_missing(unit)
         return False
 
     def file(self, unit: Index) -> Location:
@@ -515,8 +526,19 @@ class ChunkSource:
         return self._header.folder / self._files.name(unit, self._styles.get(unit))
 
     def is_usual(self, unit: Index) -> bool:
-        """Return whether a file is at `unit` by the name that the metadata give."""
-        return paths.size(self._header.folder / self._files.name(unit)) is not None
+        """Return whether a file is at `unit` by the name that the metadata give.
+
+        Raises:
+            VolumeError: that name leads nowhere, so that what is stored there is not known.
+        """
+        if not self._is_named and isinstance(self._header.folder, Path):  # chunks are in any of its shards
+            paths.check_files_in(self._header.folder)
+            return True
+        return self._is_there(unit, self._files.style)
+
+    def _is_there(self, unit: Index, style: Style) -> bool:
+        file = self._header.folder / self._files.name(unit, style)
+        return paths.find_file(file) if isinstance(file, Path) else paths.size(file) is not None
 
     def _others(self) -> Iterable[Style]:
         """Return the styles that a missing chunk may have.
@@ -524,7 +546,7 @@ class ChunkSource:
         Raises:
             VolumeError: no file can be read as a chunk.
         """
-        if not is_named(self._header):
+        if not self._is_named:
             return ()
         with self._lock:
             names = self._names
@@ -554,7 +576,7 @@ class ChunkSource:
     def _read(self, unit: Index, style: Style, span: tuple[int, int] | None, tag: str) -> Part | None:
         file = self._header.folder / self._files.name(unit, style)
         if not can_unpack(self._header, style):
-            if paths.size(file) is None:
+            if not self._is_there(unit, style):
                 return None
             name = self._files.name(unit, style)
             raise VolumeError(f"{self._header.folder}: {_unreadable(name, self._files.name(unit))}")

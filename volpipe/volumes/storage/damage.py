@@ -96,8 +96,9 @@ def _named(place: str, header: Header, array: StoredArray, box: Box) -> Iterator
         chunk, reason = _find(header, array, box) or (None, error)
         if chunk is None:
             raise VolumeError(f"{place}: {_message(reason)}") from error
+        file = file_of(header, chunk)
         raise ChunkError(
-            f"{place}: chunk {chunk} in {file_of(header, chunk)} cannot be read: {_message(reason)}",
+            f"{place}: chunk {chunk} in {file} cannot be read: {_message(_name_fault(file) or reason)}",
             may_mend=_is_of_system(reason),
         ) from error
 
@@ -111,6 +112,16 @@ def _find(header: Header, array: StoredArray, box: Box) -> tuple[tuple[int, ...]
             array.read(inner.slices)
         except (VolumeError, ValueError, OSError, RuntimeError) as error:
             return chunk, error
+    return None
+
+
+def _name_fault(file: Location) -> VolumeError | None:
+    """Return why the name of `file` leads to none, None where it does not."""
+    try:
+        if isinstance(file, Path):
+            paths.check_links(file)
+    except VolumeError as error:
+        return error
     return None
 
 

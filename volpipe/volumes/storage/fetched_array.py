@@ -30,9 +30,9 @@ from volpipe.volumes.storage.chunk_files import (
     ABSENT,
     ChunkFiles,
     ChunkSource,
+    as_fill,
     as_tensorstore_reads,
     in_one_member,
-    is_named,
     is_other_form,
 )
 from volpipe.volumes.storage.damage import CHUNKED, check_content
@@ -141,11 +141,18 @@ class FetchedArray:
     read compares the stamps of what is kept with those of the files, by a request without voxels.
     """
 
-    def __init__(self, header: Header, cache_bytes: int = 0, *, live: bool = False) -> None:
+    def __init__(
+        self,
+        header: Header,
+        cache_bytes: int = 0,
+        check_missing: Callable[[Index], None] = as_fill,
+        *,
+        live: bool = False,
+    ) -> None:
         self._header, self._live = header, live
         self._inner = _in_chunk_files(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
-        self._source = ChunkSource(header)
+        self._source = ChunkSource(header, check_missing)
         self._indices: OrderedDict[Location, ShardIndex] = OrderedDict()
         self._memory, self._lock = threading.local(), threading.Lock()
         # Boxes at the same time would fetch chunks of a shard twice that they share.
@@ -348,20 +355,22 @@ class LocalArray:
     That are chunks by other names than the metadata give, and N5 blocks and compressed streams in forms of others.
     """
 
-    def __init__(self, header: Header, array: tensorstore.TensorStoreArray) -> None:
+    def __init__(
+        self, header: Header, array: tensorstore.TensorStoreArray, check_missing: Callable[[Index], None] = as_fill
+    ) -> None:
         self._header, self._array = header, array
         self._is_odd = False
-        self._fetched = FetchedArray(header) if _is_usual(header) else None
-        self._source = ChunkSource(header) if is_named(header) else None
+        self._fetched = FetchedArray(header, 0, check_missing) if _is_usual(header) else None
+        self._source = ChunkSource(header, check_missing)
 
     def read(self, index: tensorstore.Index) -> np.ndarray:
         if self._is_odd and self._fetched is not None:
             return self._fetched.read(index)
         try:
-            data = self._array.read(index)
+            data = self._array.read(index, lambda: self._look(index))
         except ValueError as error:
             return self._read_again(index, error)
-        if self._source is None or not data.size or not self._is_elsewhere(self._source, index, data):
+        if not data.size or not self._is_elsewhere(index, data):
             return data
         if self._fetched is None:
             raise VolumeError(
@@ -373,8 +382,26 @@ class LocalArray:
 
     def is_stored(self, index: tensorstore.Index) -> bool:
         """Return whether some chunk at `index` is stored; no chunk is read."""
-        is_stored = self._array.is_stored(index)
-        return is_stored or (self._fetched is not None and self._fetched.is_elsewhere(index))
+        is_stored = self._array.is_stored(index, lambda: self._look(index))
+        return is_stored or any(map(self._is_missing_elsewhere, self._units(index)))
+
+    def _units(self, index: tensorstore.Index) -> list[Index]:
+        """Return the places of the files of the voxels at `index` in their grid."""
+        header = self._header
+        return Region.of(index, header.shape, header.chunks, header.write_unit).units()
+
+    def _look(self, index: tensorstore.Index) -> None:
+        """Raise where the name of a file of the voxels at `index` leads nowhere, or to what is no file."""
+        for unit in self._units(index):
+            self._source.is_usual(unit)
+
+    def _is_missing_elsewhere(self, unit: Index) -> bool:
+        """Return whether the file at `unit`, which tensorstore takes for missing, is there, or by another name.
+
+        Raises:
+            VolumeError: its name leads nowhere.
+        """
+        return not self._source.is_usual(unit) and self._source.is_elsewhere(unit)
 
     def _read_again(self, index: tensorstore.Index, error: ValueError) -> np.ndarray:
         """Return the voxels at `index`, which tensorstore could not read, if their form is one of others."""
@@ -387,7 +414,7 @@ class LocalArray:
         except (ValueError, OSError, RuntimeError) as other:
             raise (other if "varlength" in str(error) else error) from None
 
-    def _is_elsewhere(self, source: ChunkSource, index: tensorstore.Index, data: np.ndarray) -> bool:
+    def _is_elsewhere(self, index: tensorstore.Index, data: np.ndarray) -> bool:
         """Return whether a chunk of `data`, the voxels at `index`, is missing and stored by another name.
 
         A chunk that is missing is fill values, so that files are looked for only where two voxels of it are the same.
@@ -401,7 +428,7 @@ class LocalArray:
         numbers = [list(axis) for axis in axes]
         for place in np.argwhere(is_same).tolist() if is_same.any() else ():
             unit = tuple(along[i] for along, i in zip(numbers, place, strict=True))
-            if not source.is_usual(unit) and source.is_elsewhere(unit):
+            if self._is_missing_elsewhere(unit):
                 return True
         return False
 

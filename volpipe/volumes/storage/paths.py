@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 Location = Path | Remote
 
 DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
+NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # of a name on whose way something is not there
 PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
 
 State = tuple[int, int, int, int]  # of a file, for equality alone
@@ -100,10 +101,86 @@ def read(file: Location, limit: int) -> bytes | None:
     try:
         with open(file, "rb", opener=_without_waiting) as stream:
             return stream.read(limit)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name that no file can have
+    except ValueError:  # a name that no file can have
+        return None
+    except (FileNotFoundError, NotADirectoryError):
+        check_links(file)
         return None
     except OSError as error:
+        check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def check_links(file: Path) -> None:
+    """Raise where the name of `file`, which may not be there, or of a folder on its way is a link that leads nowhere.
+
+    To a library such a file is not there, which of a chunk means fill values.
+
+    Raises:
+        VolumeError: with the link, and where it leads.
+    """
+    _find_name(file)
+
+
+def check_files_in(folder: Path) -> None:
+    """Raise where a name in `folder` is a link that leads nowhere, or what is no file; see `find_file`."""
+    if not folder.is_dir():
+        find_file(folder / "any")
+        return
+    with os.scandir(folder) as entries:
+        for file in [folder / entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]:
+            find_file(file)
+
+
+def find_file(file: Path) -> bool:
+    """Return whether there is a file at `file`; what has its name, but cannot be opened as a file, is not taken for none.
+
+    It costs a look at the name, and one at its folder where the name is not there. Who waits for a pipe is let go.
+
+    Raises:
+        VolumeError: its name, or that of a folder on its way, is a link that leads nowhere, or something else.
+    """
+    place, mode = _find_name(file)
+    if place != file:
+        if not stat.S_ISDIR(mode):
+            raise VolumeError(f"{place} is {_called(mode)}, where the metadata name a folder: put the folder there")
+        return False
+    if stat.S_ISFIFO(mode):
+        with contextlib.suppress(OSError):  # nobody waits
+            os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+    if not stat.S_ISREG(mode):
+        raise VolumeError(
+            f"{file} is {_called(mode)}, where the metadata name a file: put the file there, or remove it"
+        )
+    return True
+
+
+def _find_name(file: Path) -> tuple[Path, int]:
+    """Return the nearest of `file` and the folders around it that is there, and its mode."""
+    for place in (file, *file.parents):
+        try:
+            mode = os.lstat(place).st_mode
+            if not stat.S_ISLNK(mode):
+                return place, mode
+        except OSError as error:
+            if error.errno in NOWHERE:
+                continue
+            raise VolumeError(f"{place} cannot be looked at: {error.strerror}") from error
+        try:
+            return place, os.stat(place).st_mode  # noqa: PTH116  # asked for by each chunk that is missing
+        except OSError as error:
+            why = "leads nowhere" if error.errno in NOWHERE else f"cannot be followed ({error.strerror})"
+            raise VolumeError(
+                f"{place} is a link that {why}: it names {os.readlink(place)}; bring there what it names (`datalad "  # noqa: PTH115
+                "get` or `git annex get`, or mount its disk), or mend the link"
+            ) from error
+    return file, stat.S_IFDIR
+
+
+def _called(mode: int) -> str:
+    """Return what a `mode` is of, for people."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def _without_waiting(name: str, flags: int) -> int:
@@ -143,7 +220,7 @@ def fetch(
     Arguments are those of `object_store.fetch`, of which only the span means something on a disk.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or its name leads nowhere; see `find_file`.
     """
     if isinstance(file, Remote):
         return object_store.fetch(file, span, tag, denied_ok=denied_ok, most=most, own=own)
@@ -153,8 +230,8 @@ def fetch(
             status = os.fstat(stream.fileno())
             stream.seek(max(0, status.st_size + first) if first < 0 else first)
             data = stream.read(last - first if span is not None and first >= 0 else -1)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+    except OSError:
+        if not find_file(file):
             return None
         raise
     return Part(data, Stamp(status.st_size, status.st_mtime_ns))
@@ -338,7 +415,9 @@ def list_names(folder: Location, most: int) -> list[str]:
 
 
 def list_files(folder: Location) -> Iterator[tuple[str, int]]:
-    """Yield every file under `folder`: its key there, and its bytes; those that go meanwhile are left out.
+    """Yield every file under `folder`: its key there, and its bytes, 0 of a link that leads nowhere.
+
+    Those that go meanwhile are left out.
 
     Raises:
         VolumeError: it cannot be listed.
@@ -347,8 +426,13 @@ def list_files(folder: Location) -> Iterator[tuple[str, int]]:
         yield from object_store.list_files(folder)
         return
     for name, entry in _walk(folder):
-        with contextlib.suppress(FileNotFoundError):
-            yield name, entry.stat().st_size
+        try:
+            num_bytes = entry.stat().st_size
+        except FileNotFoundError:
+            if not entry.is_symlink():
+                continue
+            num_bytes = 0
+        yield name, num_bytes
 
 
 def walk_names(folder: Location, at_once: int) -> Iterator[str]:

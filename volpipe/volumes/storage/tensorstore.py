@@ -9,10 +9,10 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from volpipe.volumes.storage.paths import Location
 if TYPE_CHECKING:
     import tensorstore as ts
 
+T = TypeVar("T")
+
 DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3", "precomputed": "neuroglancer_precomputed"}
 COUNTERS = ("bytes_read", "bytes_written")
 # Asked for these alone: tensorstore keeps for good what it tells, 0.6 KB a counter; of all 9 of a disk that is 5.5 KB a
@@ -34,6 +36,7 @@ STORES = ("file", "s3", "http", "memory")
 # Of requests to S3 and web servers. Left alone tensorstore tries 32 times, up to 32 s apart, and waits without end for
 # a server that says nothing. It reads the environment at its first request.
 RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "4s"}
+LOOK_SECONDS = 5.0  # of a read of a disk, after which its files are looked at: one that is a pipe is never read
 TIMEOUTS = {
     "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "5",
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
@@ -73,15 +76,15 @@ class TensorStoreArray:
         self._array = array
         self._sharded = sharded
 
-    def read(self, index: Index) -> np.ndarray:
+    def read(self, index: Index, look: Callable[[], None] | None = None) -> np.ndarray:
+        """Return the voxels at `index`; where they take long, `look` tells whether a file is one to wait for."""
         check_process()
-        data: np.ndarray = self._array[index].read(order="C").result()
-        return data
+        return np.asarray(_result(self._array[index].read(order="C"), look))
 
-    def is_stored(self, index: Index) -> bool:
-        """Return whether some chunk at `index` is stored; no chunk is read."""
+    def is_stored(self, index: Index, look: Callable[[], None] | None = None) -> bool:
+        """Return whether some chunk at `index` is stored; no chunk is read. `look` is as of `read`."""
         check_process()
-        return not self._array[index].storage_statistics(query_not_stored=True).result().not_stored
+        return not _result(self._array[index].storage_statistics(query_not_stored=True), look).not_stored
 
     def write(self, index: Index, data: np.ndarray) -> None:
         import tensorstore as ts
@@ -92,6 +95,16 @@ class TensorStoreArray:
             return
         with ts.Transaction() as transaction:  # so that all chunks of a shard go into one write of its file
             self._array.with_transaction(transaction)[index].write(data).result()
+
+
+def _result(future: ts.Future[T], look: Callable[[], None] | None) -> T:
+    """Return the result of `future`; `look` is called once where that takes long, and may raise."""
+    if look is not None:
+        try:
+            return future.result(timeout=LOOK_SECONDS)
+        except TimeoutError:
+            look()
+    return future.result()
 
 
 def open_array(
