@@ -512,7 +512,13 @@ def cautions(recipe: Recipe, facts: NetFacts) -> list[str]:
             f"net {facts.label} gives {len(facts.outputs)} outputs ({', '.join(facts.outputs)}), of which the one "
             "on the grid of its input is taken; net.output names another"
         )
-    if not facts.tile_invariant and windows.placement == "lattice":
+    if not facts.tile_invariant and windows.placement == "lattice" and any(map(int.__lt__, facts.margin, facts.halo)):
+        sentences.append(
+            f"net {facts.label} sees further than the halo of {list(facts.halo)} voxels that its windows have, by how "
+            "far is not known: seams may show, faint ones if it sees little of what is so far; if you know its halo, "
+            "set net.halo"
+        )
+    elif not facts.tile_invariant and windows.placement == "lattice":
         sentences.append(
             f"net {facts.label} looks at whole windows, and windows.placement=lattice shows it other surroundings than "
             "its maker's tools: expect seams, and another output for other windows"
