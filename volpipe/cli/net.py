@@ -110,6 +110,9 @@ def _describe(report: NetReport) -> None:
     if facts.outputs:
         taken = f"; {report.recipe.net.output} is taken" if report.recipe.net.output is not None else ""
         out.print(f"it gives {len(facts.outputs)} outputs: {', '.join(facts.outputs)}{taken}")
+    if facts.regions:
+        listed = ", ".join(f"{i} {region.name}" for i, region in enumerate(facts.regions))
+        out.print(f"its channels are regions, which may overlap: {listed}")
     for layer in report.whole_window_layers:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
     if geometry is not None and geometry.whole_window and not report.whole_window_layers:

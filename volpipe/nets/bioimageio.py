@@ -17,7 +17,7 @@ from torch import nn
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.adapter import called, outputs_of
-from volpipe.nets.bioimageio_ops import LETTERS, STATISTICS, Step, output_intensity, split_normalisation
+from volpipe.nets.bioimageio_ops import EACH, LETTERS, STATISTICS, Step, output_intensity, split_normalisation
 from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
 from volpipe.nets.onnx import OnnxGraph, check_size
 
@@ -63,6 +63,9 @@ class PackageNet(nn.Module):
         self.shrink, self.margin = package.shrink, package.margin
         if package.halo is not None:
             self.halo = package.halo
+        several = range(package.output.channels if package.output.channels > 1 else 0)
+        is_each = any(step.kind in EACH for step in package.output.steps)  # each channel for itself
+        self.of_maker = {"regions": [{"name": f"channel {i}"} for i in several]} if is_each else {}
         self.is_flat = "z" not in package.input.axes
         self.planes = ("yx",) if self.is_flat else ()
         sizes = list(zip(FLAT_WINDOW if self.is_flat else WINDOW, package.least, package.step, strict=True))
