@@ -25,7 +25,7 @@ from volpipe.inference.runner import autocast, take_precision
 from volpipe.inference.tiling import around_core, own_window
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
-from volpipe.nets.net_geometry import is_shortage
+from volpipe.nets.net_geometry import is_shortage, refusal
 from volpipe.process import starting_processes
 from volpipe.recipes.inference import Infer, NetChoice
 
@@ -199,7 +199,14 @@ def call(net: nn.Module, windows: torch.Tensor, *, channels_last: bool) -> torch
 
     if channels_last:
         windows = windows.contiguous(memory_format=torch.channels_last_3d)
-    output: torch.Tensor = net(windows).contiguous()
+    try:
+        output: torch.Tensor = net(windows).contiguous()
+    except VolpipeError:
+        raise
+    except Exception as error:  # whatever the net's code makes of such a window
+        if is_shortage(error):
+            raise
+        raise refusal(windows, error) from error
     return output
 
 

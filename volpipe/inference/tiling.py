@@ -5,6 +5,8 @@ Not here: the shape of blocks (geometry.block_shape).
 
 from __future__ import annotations
 
+import math
+
 from volpipe.errors import PlanError
 from volpipe.geometry.block_shape import CHUNK_TARGET
 from volpipe.geometry.grid import Triple, align_up, divisor_near, triple
@@ -118,9 +120,15 @@ def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> T
 
 
 def own_window(net: NetFacts) -> Triple:
-    """Return the net's own window in whole strides; four times its halo where that would leave next to no core."""
+    """Return the net's own window in whole strides; four times its halo where that would leave next to no core.
+
+    Of slices there are fewer then, so that a window has no more voxels than its slices need.
+    """
     halo = aligned_halo(net)
-    sizes = (w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True))
+    sizes = [w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True)]
+    if (across := net.across) is not None:
+        slices = math.prod(net.window) * sizes[across] // math.prod(sizes)
+        sizes[across] = max(2 * halo[across] + 1, min(sizes[across], slices))
     aligned = (r + align_up(size - r, s) for size, s, r in zip(sizes, net.stride, net.remainder, strict=True))
     return triple(only or size for only, size in zip(net.fixed, aligned, strict=True))
 
