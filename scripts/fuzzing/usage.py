@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -118,9 +119,11 @@ def palettes(rng: Rng, place: Place) -> Outcome:
     numbers = rng.integers(0, 2**bits, rng.integers(1, 40, 2)).astype(np.uint8)
     picture = Image.fromarray(numbers, "P")
     picture.putpalette(rng.integers(0, 256, 3 * 2**bits, dtype=np.uint8).tobytes())
-    clear = {"transparency": rng.bytes(2**bits)} if suffix == ".png" and rng.random() < 0.3 else {}
+    settings: dict[str, Any] = {"bits": bits} if suffix == ".png" else {}  # Any: Pillow's own
+    if suffix == ".png" and rng.random() < 0.3:
+        settings["transparency"] = rng.bytes(2**bits)
     file = place.folder / f"a{suffix}"
-    picture.save(file, **({"bits": bits} if suffix == ".png" else {}), **clear)
+    picture.save(file, **settings)
     expected = np.asarray(Image.open(file))
     volume = open_volume(file)
     if not np.array_equal(volume.open()[...].reshape(expected.shape), expected):
