@@ -308,8 +308,7 @@ def run_command(request: Request) -> None:
     from setproctitle import setproctitle
 
     setproctitle(" ".join([sys.executable, "-m", "volpipe", *request.arguments]))
-    sys.path[0] = request.folder
-    sys.path[1:1] = request.environment["PYTHONPATH"].split(os.pathsep)
+    sys.path[:1] = request.environment["PYTHONPATH"].split(os.pathsep)
     sys.argv = ["volpipe", *request.arguments]
     runpy.run_module("volpipe", run_name="__main__", alter_sys=True)
 
