@@ -1,13 +1,11 @@
 """`python -m volpipe` and `volpipe` are the command line."""
 
+import gc
+import os
+import threading
+import time
+
 from volpipe.process import settle
-
-settle()  # before any file is opened
-
-import gc  # noqa: E402
-import os  # noqa: E402
-import threading  # noqa: E402
-import time  # noqa: E402
 
 BEGAN = time.time()  # before the imports, which are a part of what a command takes
 gc.set_threshold(
@@ -17,6 +15,7 @@ gc.set_threshold(
 
 def main() -> None:
     """Run the command line; who asked to stop does not wait for threads that compute."""
+    settle()  # before any file is opened
     from volpipe.blockwise.interrupts import INTERRUPTED
     from volpipe.cli import app
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-SAFE_PATH, WARNINGS = "PYTHONSAFEPATH", "PYTHONWARNINGS"  # variables that Python reads as it starts
+SAFE_PATH = "PYTHONSAFEPATH"  # a variable that Python reads as it starts
 
 
 def settle() -> None:
@@ -82,8 +82,8 @@ def starting_processes() -> Iterator[None]:
 
 def _variables() -> Mapping[str, str]:
     """Return the variables for processes that are started from here."""
-    options = [option for option in os.environ.get(WARNINGS, "").split(",") if not _is_error(option)]
-    return {SAFE_PATH: "1"} | ({WARNINGS: ",".join(options)} if WARNINGS in os.environ else {})
+    options = [option for option in os.environ.get("PYTHONWARNINGS", "").split(",") if not _is_error(option)]
+    return {SAFE_PATH: "1"} | ({"PYTHONWARNINGS": ",".join(options)} if "PYTHONWARNINGS" in os.environ else {})
 
 
 def _is_error(option: str) -> bool:

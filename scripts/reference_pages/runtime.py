@@ -93,6 +93,7 @@ VARIABLES = {
     "HOME": "Given by volpipe to a user without a home, as in a pod.",
     "PATH": "volpipe adds the folder of its Python, for Parsl's workers.",
     "PYTHONPATH": "volpipe adds its own folder, for Parsl's workers.",
+    "PYTHONWARNINGS": "Of these, `error` is not heeded: a warning ends no command.",
 }
 READ = re.compile(
     r'environ(?:\.get|\.setdefault|\.pop)?\s*[([]\s*"([A-Z][A-Z0-9_]+)"|'

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, TextIO
 
 from volpipe.apps.htex.processes import WORKER, be_known_as
+from volpipe.process import SAFE_PATH
 
 ADDRESS = "VOLPIPE_WARM"  # variable that names the socket of the process that forks
 SCRIPTS = Path(__file__).with_name("pool_scripts")
@@ -147,7 +148,8 @@ def warm() -> Warm:
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Return those variables that Python and its packages read as they start; commands get a path of their own."""
-    return {name: value for name, value in environment.items() if name.startswith(AT_START) and name != "PYTHONPATH"}
+    own = ("PYTHONPATH", SAFE_PATH)  # a fork has no path of the folder in which it was begun
+    return {name: value for name, value in environment.items() if name.startswith(AT_START) and name not in own}
 
 
 def can_fork(request: Request) -> bool:
@@ -306,8 +308,7 @@ def run_command(request: Request) -> None:
     from setproctitle import setproctitle
 
     setproctitle(" ".join([sys.executable, "-m", "volpipe", *request.arguments]))
-    sys.path[0] = request.folder
-    sys.path[1:1] = request.environment["PYTHONPATH"].split(os.pathsep)
+    sys.path[:1] = request.environment["PYTHONPATH"].split(os.pathsep)
     sys.argv = ["volpipe", *request.arguments]
     runpy.run_module("volpipe", run_name="__main__", alter_sys=True)
 
