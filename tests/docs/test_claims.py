@@ -102,6 +102,16 @@ def test_weights_load_with_numbers_beside_them_and_not_with_other_classes(beside
         output("many.npy", "volumes", beside=beside)
 
 
+@pytest.mark.parametrize(("placement", "has_sums"), [("lattice", False), ("even", True)])
+def test_crop_takes_scratch_where_windows_are_placed_evenly(placement: str, has_sums: bool) -> None:
+    assert on_page("docs/faq.md", "With `crop` on a lattice, with streamed windows, there is none;")
+    np.save("large.npy", noise((32, 48, 48)))
+    windows = windowed((20, 20, 20), (8, 8, 8), (1, 1, 1), "crop")
+    settings = ["net.name=identity", *windows, f"windows.placement={placement}"]
+    plan = vp.plan("large.npy", out="out.zarr", settings=settings)
+    assert plan.mode == "streamed" and (plan.num_sums > 0) == has_sums
+
+
 def test_every_extra_is_on_the_page_of_the_installation() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     table = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").partition("| extra |")[2].partition("\n\n")[0]

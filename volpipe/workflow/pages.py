@@ -169,10 +169,10 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
 
 def _input_name(place: str, names_of: Mapping[str, str]) -> str:
     """Return what a stage reads: the name of another, with an array or a coarser level; or a volume without folders."""
-    path, _, key = place.partition(" ")
-    if path in names_of:
-        return f"{names_of[path]} {key.removesuffix('s0').rstrip('/')}".strip()
-    return f"{_last(path)} {key}" if key else _short(path)
+    for out, name in names_of.items():
+        if place == out or place.startswith(f"{out} "):
+            return f"{name} {place[len(out) :].strip().removesuffix('s0').rstrip('/')}".strip()
+    return _last(place) if " " in _last(place) else _short(place)
 
 
 def _link(folder: Path, other: Path, text: str, image: tuple[bytes, str] = NO_IMAGE) -> object:
