@@ -1,6 +1,6 @@
 """What a user should know of a volume for a net before it runs, in sentences: all notes of a plan that rest on both.
 
-Not here: what is wrong with a net itself (nets.facts.cautions), or what is refused (plan). The sentences are printed
+Not here: what is wrong with a net itself (nets.facts), or what is refused (plan). The sentences are printed
 with the plan, and stand in the log and the report of the run.
 """
 
