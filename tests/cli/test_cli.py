@@ -311,8 +311,9 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
     small = set_each("net.name=net.py:build", allowed, *windowed((4, 4, 4), (0, 0, 0), (1, 1, 1), "crop"))
     ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
     assert ended.code == 1
-    warning, *traceback, report, sentence = ended.err.splitlines()
-    assert warning.startswith("warning: net build ")
+    variance, greys, *traceback, report, sentence = ended.err.splitlines()
+    assert variance.startswith("warning: net build ")
+    assert greys.startswith("warning: ") and "while nothing says which it was trained with" in greys
     assert report == f"report: {tmp_path / 'out.zarr.run/report.html'}"
     assert "no such voxel please" in (tmp_path / "out.zarr.run/report.html").read_text()
     stops = "running the net (infer) failed for 3 parts and worked for none, so the work stops"

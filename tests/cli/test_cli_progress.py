@@ -169,8 +169,8 @@ def test_sizes_and_times_are_for_people() -> None:
             "run the same command again to continue from the newest checkpoint",
         ),
         (["train", "mine.toml"], "volpipe.api.training.load_training", ""),  # before it could say what the command does
-        (["sweep", "mine.toml"], "volpipe.api.training.load_sweep", ""),
-        (["tune", "mine.toml"], "volpipe.api.training.load_tuning", ""),
+        (["sweep", "mine.toml"], "volpipe.training.search.grid.Sweep.load", ""),
+        (["tune", "mine.toml"], "volpipe.training.search.optuna.Tuning.load", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.result_file", ""),
         (["sites", "check", "threads"], "volpipe.check_site", "what was started is stopped"),
         (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.result_file", ""),

@@ -20,15 +20,15 @@ from volpipe.display.progress import showing
 def train(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Train a net by RECIPE; run the same command again to continue from the newest checkpoint."""
     from volpipe.api.training import training_folder
-    from volpipe.training.standing import Standing
+    from volpipe.training.progress import TrainingProgress
 
     result_is_in_files()
     folder = training_folder(recipe, out, options["start"])
     check_folder(f"--out {folder}", folder, parents=parents)
     with interruptible("run the same command again to continue from the newest checkpoint"), showing() as show:
-        standing, listener = Standing(folder), show()
+        state, listener = TrainingProgress(folder), show()
         result = volpipe.train(
-            recipe, out=folder, on_progress=lambda step, steps: listener(standing.at(step, steps)), **options
+            recipe, out=folder, on_progress=lambda step, steps: listener(state.at(step, steps)), **options
         )
     if result.was_complete:
         console.out.print(f"{folder} has its {result.steps:,} steps already; nothing to do (--fresh starts over)")

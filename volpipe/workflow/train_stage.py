@@ -55,7 +55,7 @@ from volpipe.training.search.grid import Sweep
 from volpipe.training.search.optuna import Tuning
 from volpipe.training.search.pages import trial_items
 from volpipe.training.search.trials import Search, TrialResult, Trials, best_trial
-from volpipe.training.standing import Standing
+from volpipe.training.progress import TrainingProgress
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.volumes.identity import input_changes
 from volpipe.volumes.storage.paths import delete
@@ -483,11 +483,11 @@ class TrainWork(StageWork[TrainReport]):
         if self.plan.search is not None:
             return self._trials().work()
         recipe = self.plan.recipe
-        standing = Standing(self.folder.path)
+        state = TrainingProgress(self.folder.path)
         training = Training.begin(recipe, self.plan.search_path)
         return training_work(
             self.folder, training, same_input=self.options.same_input,
-            on_step=lambda step, steps: self.listener.on_progress(standing.at(step, steps)),
+            on_step=lambda step, steps: self.listener.on_progress(state.at(step, steps)),
         )  # fmt: skip
 
     def _shown(self) -> Callable[[int, int], None]:

@@ -1,4 +1,4 @@
-"""How a training stands while it runs, as whoever shows progress takes it: steps, loss, score and time left.
+"""How far a training is while it runs, as whoever shows progress takes it: steps, loss, score and time left.
 
 Not here: what is made of it (display.progress), or how a training that is under way is looked at (workflow.status).
 """
@@ -21,8 +21,8 @@ LABELS = {"psnr": "PSNR", "auc": "AUC", "mean dice": "mean Dice"}
 
 
 @dataclass
-class Standing:
-    """The standing of the training in `folder`, by its log; `began` as of `time.perf_counter`."""
+class TrainingProgress:
+    """The progress of the training in `folder`, by its log; `began` as of `time.perf_counter`."""
 
     folder: Path
     began: float = field(default_factory=time.perf_counter)

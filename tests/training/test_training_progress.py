@@ -13,7 +13,7 @@ import pytest
 from volpipe.display.progress import bar_counts, progress_line
 from volpipe.recipes.training import LOSSES
 from volpipe.training.logs import PACE_BYTES
-from volpipe.training.standing import Standing
+from volpipe.training.progress import TrainingProgress
 
 NOW = time.time()
 
@@ -29,7 +29,7 @@ def write_log(folder: Path, num_steps: int, scores: dict[int, dict[str, float]])
 @pytest.mark.parametrize(("name", "label"), [("psnr", "PSNR"), ("auc", "AUC"), ("mean dice", "mean Dice")])
 def test_a_training_tells_its_last_loss_and_score(tmp_path: Path, name: str, label: str) -> None:
     write_log(tmp_path, 40, {10: {name: 0.5}, 30: {name: 0.875}})
-    progress = Standing(tmp_path, time.perf_counter() - 20).at(40, 100)
+    progress = TrainingProgress(tmp_path, time.perf_counter() - 20).at(40, 100)
     assert progress.words == f"loss 0.025, {label} 0.875 at step 30"
     assert progress.seconds_left == pytest.approx(30, rel=1e-3)
     line = progress_line(progress, 0.0)
@@ -38,17 +38,17 @@ def test_a_training_tells_its_last_loss_and_score(tmp_path: Path, name: str, lab
 
 
 def test_a_training_that_has_not_begun_tells_neither_tasks_nor_losses(tmp_path: Path) -> None:
-    line = progress_line(Standing(tmp_path, time.perf_counter()).at(0, 100), 0.0)
+    line = progress_line(TrainingProgress(tmp_path, time.perf_counter()).at(0, 100), 0.0)
     assert re.fullmatch(r"[\d.]+ m?s: starting", line)
 
 
 def test_a_score_is_told_until_the_next_however_long_the_log_has_become(tmp_path: Path) -> None:
     write_log(tmp_path, 3, {2: {"auc": 0.75}})
-    standing = Standing(tmp_path)
+    standing = TrainingProgress(tmp_path)
     assert standing.at(3, 5_000).words == "loss 0.3333, AUC 0.75 at step 2"
     write_log(tmp_path, 2_000, {2: {"auc": 0.75}})
     assert (tmp_path / LOSSES).stat().st_size > 1.5 * PACE_BYTES
-    for each in (standing, Standing(tmp_path)):  # also of a training that continues
+    for each in (standing, TrainingProgress(tmp_path)):  # also of a training that continues
         assert each.at(2_000, 5_000).words == "loss 0.0005, AUC 0.75 at step 2"
     write_log(tmp_path, 2_000, {2: {"auc": 0.75}, 1_999: {"auc": math.nan}})  # labels alike: no score
     assert standing.at(2_000, 5_000).words == "loss 0.0005, AUC 0.75 at step 2"
