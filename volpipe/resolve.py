@@ -53,8 +53,10 @@ def typed_place(value: V) -> V:
     A file in the current folder that is called ~name itself is written ./~name. Its path is from the root then: a path
     keeps no dot, and is not to be taken for a home later.
     """
-    if type(value) in (list, tuple):
-        return type(value)(map(typed_place, value))
+    kind: Any = type(value)  # Any: its items are no part of it
+    if kind in (list, tuple):
+        items: Any = value
+        return kind(map(typed_place, items))  # type: ignore[no-any-return]
     if not isinstance(value, str | Path):
         return value
     text = with_home(str(value))

@@ -121,7 +121,9 @@ def test_a_complete_run_is_left_alone_a_changed_recipe_refused_and_a_fresh_run_m
     assert np.array_equal(voxels(out), padded[2:-2, :-4, 2:-2])
 
 
-def test_status_tells_complete_from_incomplete_from_nothing(tmp_path: Path, give: Give) -> None:
+def test_status_tells_complete_from_incomplete_from_nothing(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = set_each("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
     assert give("run", *THREADS, *small, "-o", "out.zarr", "in.n5").code == 0
     done = give("status", "out.zarr")
@@ -141,7 +143,13 @@ def test_status_tells_complete_from_incomplete_from_nothing(tmp_path: Path, give
     shutil.rmtree("out.zarr")
     gone = give("status", "out.zarr")
     assert gone.code == 1
-    assert "its output is gone; `volpipe run --fresh` makes it again" in " ".join(gone.out.split())
+    again = re.search(r"its output is gone; `(volpipe run --fresh .*)` makes it again", " ".join(gone.out.split()))
+    assert again is not None
+    (tmp_path / "else where").mkdir()
+    monkeypatch.chdir(tmp_path / "else where")
+    far = volpipe.status(tmp_path / "out.zarr")
+    assert f"`cd {tmp_path} && {again[1]}` makes it again" in far.remark
+    monkeypatch.chdir(tmp_path)
 
     nothing = give("status", "other.zarr")
     assert (nothing.code, nothing.out) == (2, "")

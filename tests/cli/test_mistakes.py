@@ -52,6 +52,12 @@ MISTAKES = [
     # where the output goes
     ("run in.n5 -o out.tif",
      f".tif is no format of an output, {FOLDER_OF_CHUNKS}; give --out out.zarr; `volpipe convert"),
+    ("run in.n5 -o o.zar", "--out o.zar: .zar is no format; do you mean o.zarr?"),
+    ("run in.n5 -o o.ome.zrr", "do you mean o.ome.zarr?"),
+    ("plan in.n5 -o O.N55", "do you mean O.n5?"),
+    ("segment in.n5 -o l.precomputd", "do you mean l.precomputed?"),
+    ("run --recipe segment in.n5 -o seg.zar", "do you mean seg.zarr?"),
+    ("batch in.n5 -o many.zar", "out many.zar: .zar is no format; do you mean many.zarr?"),
     ("run in.n5 -o out.png", f".png is no format of an output, {FOLDER_OF_CHUNKS}; give --out out.zarr"),
     ("run in.n5 -o out.h5", "`volpipe convert out.zarr out.h5` then makes a file of it"),
     ("plan in.n5 -o out.MRC", ".mrc is no format of an output"),

@@ -198,7 +198,7 @@ def test_offsets_are_one_for_each_channel() -> None:
     [
         (("evaluate", "a.npy", "b.npy", "--data-range", "1"), "nan.npy", "--json", 1),
         (("evaluate", "a.npy", "b.npy", "--data-range", "1"), "nan.npy", "--picture", 1),
-        (("evaluate", "a.npy", "b.npy"), "gone.npy", "--json", 2),
+        (("evaluate", "a.npy", "b.npy", "--data-range", "1"), "gone.npy", "--json", 2),
         (("compare", "a.npy", "b.npy"), "gone.npy", "--json", 2),
         (("compare", "a.npy", "b.npy"), "gone.npy", "--page", 2),
     ],

@@ -15,6 +15,7 @@ from volpipe.resolve import homes_known
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.convert import Choice, OnProgress
 from volpipe.volumes.convert import convert as copy
+from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import Footprint, Intensities, Trials, measure_footprint, measure_intensities, try_codecs
 from volpipe.volumes.volume import AS_STORED, View, Volume, list_arrays, open_volume
 
@@ -187,6 +188,7 @@ def sample(
         raise VolpipeError(f"samples are written to a disk, not to {Path(path).parts[0]}//; choose a folder")
     if Path(path).suffix.lower() != ".n5":
         raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
+    paths.check_letters(paths.locate(path))
     with count_shown("sample", "box", progress, on_progress) as show:
         write_sample(Path(path), Sample(shape, seed, voxel_size_nm), workers=workers, on_progress=show)
     return open(path, "raw")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import threading
@@ -99,6 +100,14 @@ class Note:
     device_percent: float | None = None
     device_used_bytes: int | None = None
     tasks: tuple[TaskNote, ...] = ()
+
+    def again(self, *options: str) -> str:
+        """Return the driver's command with more `options`, for a shell in this folder; "" where none is known."""
+        if not self.command:
+            return ""
+        words = shlex.split(self.command)
+        place = "" if self.folder == str(Path.cwd()) else f"cd {shlex.quote(self.folder)} && "
+        return place + shlex.join([*words[:2], *options, *words[2:]])
 
 
 def write_note(path: Path, note: Note) -> bool:

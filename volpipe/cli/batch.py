@@ -6,6 +6,7 @@ Not here: the batch (api.batch, workflow.batch), or its tables (display.batches)
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,7 +98,7 @@ def _tell(report: BatchReport) -> None:
         return
     out.print(result_table(report.rows))
     out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json")
-    out.print(f"to see it again: volpipe status {report.folder}")
+    out.print(f"to see it again: volpipe status {shlex.quote(str(report.folder))}")
     tell_report(report.folder)
     if not report.is_complete:
         err.print("run the same command again to continue with what is not done")

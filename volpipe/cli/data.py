@@ -5,6 +5,7 @@ Not here: how it is read, copied or invented (api.volumes).
 
 from __future__ import annotations
 
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -83,7 +84,7 @@ def _print_arrays(container: str, keys: list[str]) -> None:
     if len(keys) > MOST_ARRAYS:
         console.out.print(f"and {len(keys) - MOST_ARRAYS} more")
     if rows:
-        console.out.print(f"name one to see more of it: volpipe info {rows[0][0]}")
+        console.out.print(f"name one to see more of it: volpipe info {shlex.quote(str(rows[0][0]))}")
 
 
 def _print_part(info: Info) -> None:

@@ -5,10 +5,8 @@ Not here: printing, but for how work ended and what is missing. Other functions 
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -172,8 +170,7 @@ def _command(note: Note | None) -> str:
     """Return how the work goes on."""
     if note is None or not note.command:
         return "Run the same command again to continue."
-    place = "" if note.folder == str(Path.cwd()) else f"cd {shlex.quote(note.folder)} && "
-    return f"To continue: {place}{note.command}"
+    return f"To continue: {note.again()}"
 
 
 def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> Table:

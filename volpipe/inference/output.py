@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,9 @@ from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.volumes.formats import precomputed
-from volpipe.volumes.formats.container import grow_array, locate, write_record
+from volpipe.volumes.formats.container import check_suffix, grow_array, locate, write_record
 from volpipe.volumes.storage.metadata import Display
-from volpipe.volumes.storage.paths import PARTIAL, Location, reading_once
+from volpipe.volumes.storage.paths import PARTIAL, Location, check_letters, reading_once
 from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
 from volpipe.volumes.writer import ShardStream, Writer
@@ -68,16 +69,23 @@ def check_name(out: str | Location) -> None:
 
     Raises:
         PlanError: with a name for --out, and the command that makes such a file.
+        VolumeError: its chunks would lie elsewhere.
     """
+    check_letters(absolute(out))
     name = str(out).rstrip("/")
     suffix = Path(name).suffix.lower()
     if suffix in FILES:
         folder = f"{name[: -len(suffix)]}.zarr"
-        copy = f"; `volpipe convert {folder} {name}` then makes a file of it" if suffix in COPIES else ""
+        copy = (
+            f"; `{shlex.join(('volpipe', 'convert', folder, name))}` then makes a file of it"
+            if suffix in COPIES
+            else ""
+        )
         raise PlanError(
             f"--out {out}: {suffix} is no format of an output, which is a folder of chunks, OME-Zarr (.zarr), "
             f"N5 (.n5) or Neuroglancer's (.precomputed); give --out {folder}{copy}"
         )
+    check_suffix(f"--out {out}", name)
 
 
 def with_format(recipe: R, out: str | Location) -> R:

@@ -28,7 +28,7 @@ from volpipe.recipes.inference import Input, Recipe
 from volpipe.recipes.toml import Section, UserPath, leaves, load_tree, typed
 from volpipe.resolve import nearest, path_of, with_home
 from volpipe.text import read_text
-from volpipe.volumes.formats.container import SUFFIXES, locate
+from volpipe.volumes.formats.container import SUFFIXES, check_suffix, locate
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, parse
 from volpipe.volumes.storage.paths import Location
@@ -284,6 +284,7 @@ def _containers(place: Remote) -> list[Location]:
 
 def template(out: str) -> str:
     """Return the name of every output: `out`, which is one, or the folder that they go to."""
+    check_suffix(f"out {out}", out.partition("?")[0].rstrip("/"))
     if "{" in out or Path(out.partition("?")[0]).suffix.lower() in SUFFIXES:
         return out
     if "://" in out:

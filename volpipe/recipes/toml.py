@@ -145,6 +145,8 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
         value = tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    if isinstance(value, str) and not text.endswith(('"', "'")):  # what follows a # belongs to a name, too
+        value = text
     *sections, last = key.strip().split(".")
     place: Any = tree  # a section, or a list of them
     for section in sections:

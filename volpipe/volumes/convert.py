@@ -172,6 +172,8 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         check_writable(path)
         if format not in ARRAY_FORMATS:
             raise VolumeError(f"{path}: {format} is written to a disk; what goes to S3 is {', '.join(ARRAY_FORMATS)}")
+    if format in ARRAY_FORMATS:
+        paths.check_letters(path / key)
     if key and not (format in ARRAY_FORMATS or format == "hdf5"):
         raise VolumeError(f"{path} would be a file of one array; leave out {key!r}")
     if key and format == "precomputed":

@@ -7,6 +7,7 @@ compared: what is not written yet reads as zeros.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -100,7 +101,9 @@ def find_pairs(a: str, b: str) -> Pairs | None:
     batches = [find_batch(place) for place in (a, b)]
     for place, batch in zip((a, b), batches, strict=True):
         if batch is None and place.lower().endswith(".toml") and "://" not in place:
-            raise PlanError(f"{place}: no batch of that name was begun; `volpipe batch {place}` runs it")
+            raise PlanError(
+                f"{place}: no batch of that name was begun; `volpipe batch {shlex.quote(str(place))}` runs it"
+            )
     if batches[0] is not None and batches[1] is not None:
         return _of_batches(read_table(batches[0]) or [], read_table(batches[1]) or [])
     entries = [find_entries(place) if batch is None else None for place, batch in zip((a, b), batches, strict=True)]

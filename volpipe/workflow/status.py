@@ -5,6 +5,7 @@ Not here: printing (cli.app). Nothing is written and no lock is taken for longer
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -62,15 +63,15 @@ class Changes:
     blocks: int
     grown: Triple = (0, 0, 0)
 
-    def sentence(self, command: str) -> str:
-        """Return it in words; `command` makes the output."""
+    def sentence(self, update: str) -> str:
+        """Return it in words; the command `update` brings the output up to date."""
         longer = ", ".join(f"{axis} by {n:,}" for axis, n in zip("zyx", self.grown, strict=True) if n)
         grown = f"its input has grown along {longer}; " if longer else ""
         if not self.changed:
             return f"{grown}its input has not changed"
         return (
-            f"{grown}{self.changed:,} of {count(self.blocks, 'block')} read files that have changed; `{command} "
-            "--update` compares their voxels, and computes what rests on others"
+            f"{grown}{self.changed:,} of {count(self.blocks, 'block')} read files that have changed; `{update}` "
+            "compares their voxels, and computes what rests on others"
         )
 
 
@@ -266,7 +267,7 @@ class Observer:
         if self.output.lower().endswith(".toml"):
             raise RunError(
                 f"no batch of {self.output} was begun: there is no {batch_folder(paths.locate(self.output))}; "
-                f"`volpipe batch {self.output}` begins one, and of other work name the output"
+                f"`volpipe batch {shlex.quote(self.output)}` begins one, and of other work name the output"
             )
         folder = RunFolder.find(self.output)
         driver, work = self._driver(folder.path, folder.journal), self._work(folder)
@@ -368,7 +369,8 @@ def _with_changes(status: Status) -> Status:
             "leave it out, or name another output"
         )
     changes = _changes_of(work)
-    return replace(status, changes=changes, remark=changes.sentence(work.goes_on))
+    update = _again(status.driver, "--update") or f"{work.goes_on} --update"
+    return replace(status, changes=changes, remark=changes.sentence(update))
 
 
 def _stages_with_changes(status: Status) -> Status:
@@ -378,7 +380,8 @@ def _stages_with_changes(status: Status) -> Status:
     reading = {name: work for name, work in works.items() if work and work.plan.source.path not in outputs}
     changes = {name: _changes_of(work) for name, work in reading.items()}
     parts = tuple(replace(part, changes=changes.get(part.name)) for part in status.parts)
-    remark = "; ".join(f"stage {name}: {each.sentence('volpipe run')}" for name, each in changes.items())
+    update = _again(status.driver, "--update") or "volpipe run --update"
+    remark = "; ".join(f"stage {name}: {each.sentence(update)}" for name, each in changes.items())
     if any(each.changed or any(each.grown) for each in changes.values()):
         remark += "; in later stages, what rests on that is known once it is computed"
     return replace(status, parts=parts, changes=next(iter(changes.values()), None), remark=remark)
@@ -402,9 +405,11 @@ def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
     has_output = any(issubclass(kind, Written) for kind in ledger.results)
     try:
         if not driver.is_at_work and has_output and not paths.exists(paths.locate(out)):
-            is_complete, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
+            fresh = _again(driver, "--fresh") or f"{work.goes_on} --fresh"
+            is_complete, remark = False, f"its output is gone; `{fresh}` makes it again"
         elif is_complete and not driver.is_at_work and not is_sealed(work.folder):
-            is_complete, remark = False, f"all is computed, and `{work.goes_on}` again closes the output"
+            again = _again(driver) or work.goes_on
+            is_complete, remark = False, f"all is computed, and `{again}` again closes the output"
         elif is_complete and not driver.is_at_work:
             check_present(out, work.shards())
     except RunError as error:
@@ -417,10 +422,17 @@ def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
     )  # fmt: skip
 
 
+def _again(driver: Driver, *options: str) -> str:
+    """Return the command of a driver with more `options`, as it works from this folder; "" where it is not known."""
+    return "" if driver.note is None else driver.note.again(*options)
+
+
 def _batches_here() -> str:
     """Return the commands that show the batches of this folder, as the end of a sentence."""
     folders = sorted(file.parent.name for file in Path.cwd().glob(f"*{SUFFIX}/{TABLE}.json"))
-    return f", such as {' or '.join(f'`volpipe status {name}`' for name in folders[:3])}" if folders else ""
+    return (
+        f", such as {' or '.join(f'`volpipe status {shlex.quote(name)}`' for name in folders[:3])}" if folders else ""
+    )
 
 
 def _noted(driver: Driver) -> Mapping[str, StageNote]:

@@ -5,6 +5,7 @@ Not here: references to volumes (volumes.volume), or the formats themselves. A k
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import logging
 import math
@@ -67,6 +68,7 @@ METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json
 USUAL_NAMES = ("attributes.json", "zarr.json")  # of those that are asked for first
 GROUP_NAMES = (*itertools.chain.from_iterable(MARKS.values()), precomputed.FILE)  # by which a folder is of a format
 SUFFIXES = precomputed.CONTAINERS
+LEAST_SUFFIX, NEARLY = 3, 0.75  # letters and likeness (difflib) of what is a slip of the keyboard
 ARRAY_FORMATS = {  # of the arrays in a folder, by its format
     **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
     "ome-zarr-0.4": "zarr2",
@@ -162,6 +164,19 @@ def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Lo
     container = _root(path)
     described = bigdataviewer.read_container(container) if isinstance(container, Path) else None
     return described or container, str(PurePosixPath(*inside(path, container), *parts)).removeprefix(".")
+
+
+def check_suffix(what: str, name: str) -> None:
+    """Refuse an output, which `what` names, whose suffix is nearly that of a format: a slip of the keyboard.
+
+    Raises:
+        VolumeError: with the name that it may mean.
+    """
+    suffix = PurePosixPath(name).suffix
+    if suffix.lower() in SUFFIXES or len(suffix) < LEAST_SUFFIX or suffix[1:].isdecimal():
+        return
+    if close := difflib.get_close_matches(suffix.lower(), SUFFIXES, n=1, cutoff=NEARLY):
+        raise VolumeError(f"{what}: {suffix} is no format; do you mean {name.removesuffix(suffix)}{close[0]}?")
 
 
 def absolute(path: str | os.PathLike[str] | object_store.Remote) -> Location:
@@ -286,6 +301,8 @@ def read_header(folder: Location) -> Header | None:
         return file_format(within[0]).read_header(*within)
     with _reading([folder], USUAL_NAMES):
         header = n5.read_header(folder) or zarr.read_header(folder) or precomputed.read_header(folder)
+    if header is not None:
+        paths.check_letters(folder)
     return header or (tiff_folder.read_header(folder) if isinstance(folder, Path) else None)
 
 

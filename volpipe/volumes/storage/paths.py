@@ -33,6 +33,7 @@ Location = Path | Remote
 
 DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
 NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # of a name on whose way something is not there
+MOST_NAME = 48  # letters of a name that an unfinished file has in its own: four bytes each, and 34 more, are within 255
 PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
 
 State = tuple[int, int, int, int]  # of a file, for equality alone
@@ -326,8 +327,8 @@ def whole_file(path: Path, *, lasting: bool = True) -> Iterator[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """Return a new name beside `path` for a file that will take its place once it is whole."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    """Return a new name beside `path` for a file that will take its place once it is whole; a long name is cut."""
+    return path.with_name(f".{path.name[:MOST_NAME]}.{uuid.uuid4().hex}")
 
 
 def partial_files(folder: Path) -> list[Path]:
@@ -375,6 +376,28 @@ def is_file(file: Location) -> bool:
 def is_folder(folder: Location) -> bool:
     """Return whether there is such a folder; a remote one is there when something lies under it."""
     return any(object_store.list_files(folder)) if isinstance(folder, Remote) else folder.is_dir()
+
+
+def check_letters(folder: Location) -> None:
+    """Refuse a folder of chunks whose name tensorstore reads otherwise: a backslash is a slash to it.
+
+    Raises:
+        VolumeError: its name, or that of a folder above, has one, or is no UTF-8.
+    """
+    if isinstance(folder, Path) and "\\" in str(folder):
+        raise VolumeError(
+            f"{folder} has a backslash in its name, which tensorstore takes for a slash: its chunks would lie in "
+            "another folder; rename it, or name it through a link without one"
+        )
+    if isinstance(folder, Path) and not str(folder).isascii():
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError as error:
+            letter = os.fsencode(str(folder)[error.start])
+            raise VolumeError(
+                f"{str(folder)!a} has a byte {letter!r} in its name that is no UTF-8, which tensorstore cannot take; "
+                "rename it"
+            ) from error
 
 
 def file_above(place: Path) -> Path | None:

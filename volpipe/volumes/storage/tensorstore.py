@@ -21,7 +21,7 @@ from volpipe.geometry.indexing import Index as Index
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.metadata import Header, Tree
 from volpipe.volumes.storage.object_store import credentials_file, find_credentials
-from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.paths import Location, check_letters
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -162,6 +162,7 @@ def count_in_shard(header: Header, number: int) -> int:
 def _kvstore(folder: Location) -> Tree:
     """Return tensorstore's spec of `folder`."""
     if isinstance(folder, Path):
+        check_letters(folder)
         return {"driver": "file", "path": f"{folder}/"}
     path = f"{folder.key}/" if folder.parts else ""
     if not folder.is_s3:
