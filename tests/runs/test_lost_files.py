@@ -145,7 +145,7 @@ def test_every_command_says_what_is_lost(tmp_path: Path, give: Give, command: st
     ended = give(*given)
     assert "lost files" in ended.out + ended.err and str(shards[0]) in ended.out + ended.err, ended
     if command == "status":
-        assert "complete" not in ended.out.replace("not complete", "")
+        assert "complete" not in ended.out.replace("incomplete", "")
     else:
         assert ended.code == 2 and "run --config threads" in ended.err and "--fresh" in ended.err
 
