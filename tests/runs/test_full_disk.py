@@ -50,7 +50,7 @@ def test_a_file_without_room_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(os, "write", full)
         with pytest.raises(VolumeError, match=f"journal cannot be written: {os.strerror(number)}; make room"):
             journal.append(Record("session", ()))
-    with pytest.raises(VolumeError, match=f"page cannot be written: {os.strerror(number)}; make room"):
-        with paths.whole_file(tmp_path / "page"):
-            full()
+    refusal = f"page cannot be written: {os.strerror(number)}; make room"
+    with pytest.raises(VolumeError, match=refusal), paths.whole_file(tmp_path / "page"):
+        full()
     assert list(tmp_path.iterdir()) == [tmp_path / "journal"]

@@ -29,6 +29,7 @@ from volpipe.display.plain import plain_column, plain_console, plain_status
 from volpipe.errors import VolpipeError
 from volpipe.reporting.page import REPORT
 from volpipe.units import plural
+from volpipe.volumes.storage.paths import check_links
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
 PLAIN_LINE_SECONDS = 10.0
@@ -192,6 +193,7 @@ def check_folder(what: str, place: object, *, parents: bool) -> None:
         VolpipeError: there is no folder for it.
     """
     if isinstance(place, Path) and not parents and not place.absolute().parent.exists():
+        check_links(place.absolute().parent)
         raise VolpipeError(f"{what}: there is no folder {place.parent}; make it first, or give --parents")
 
 

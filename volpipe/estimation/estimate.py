@@ -250,7 +250,9 @@ def estimate(
         output_bytes=share * totals.output_bytes,
         output_files=math.ceil(share * totals.output_files),
         output_folders=math.ceil(share * plan.num_folders),
-        scratch_bytes=windows * totals.rates.window_bytes + voxels * totals.rates.sum_bytes + files_bytes(plan, sum_files),
+        scratch_bytes=windows * totals.rates.window_bytes
+        + voxels * totals.rates.sum_bytes
+        + files_bytes(plan, sum_files),
         scratch_files=files + sum_files,
         scratch_folders=folders + FOLDERS * sum_files,
         memory_bytes=memory_bytes(
@@ -264,7 +266,9 @@ def estimate(
 
 def files_bytes(plan: Plan, num_files: int) -> float:
     """Return the bytes of files of sums beside their voxels: an entry of the index, and a frame, for each chunk."""
-    chunks = max(math.prod(-(-n // c) for n, c in zip(part.shape, plan.sum_chunk, strict=True)) for part in plan.sum_parts)
+    chunks = max(
+        math.prod(-(-n // c) for n, c in zip(part.shape, plan.sum_chunk, strict=True)) for part in plan.sum_parts
+    )
     return float(num_files * plan.net.out_channels * chunks * CHUNK_BYTES) if num_files else 0.0
 
 
@@ -437,7 +441,9 @@ class _Totals:
         for part in range(len(self.plan.sum_parts)):
             if part == 0 and self._is_aligned and self.slots.gpu == 1:
                 continue
-            lengths, direct, last = zip(*(self._part_along(axis, part, n) for axis, n in enumerate(counts)), strict=True)
+            lengths, direct, last = zip(
+                *(self._part_along(axis, part, n) for axis, n in enumerate(counts)), strict=True
+            )
             voxels = _outer(np.multiply.outer, lengths)
             voxels -= _outer(np.multiply.outer, direct) if part == 0 else 0.0
             numbers = np.ravel_multi_index(np.meshgrid(*last, indexing="ij"), counts)

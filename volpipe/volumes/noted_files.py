@@ -1,4 +1,4 @@
-"""The files of voxels that work of ours left in its output: noted there as the work ends, looked up where one is missing.
+"""The files of voxels that work of ours left in its output: noted there at its end, looked up where one is missing.
 
 Not here: what the files hold (checksums, and the journal), or the mark of what is not complete (completeness). A flag
 for each file is noted, as fill values have none: an output of 10⁷ files takes up to 1.3 MB, 2 KB where all are stored.
@@ -38,9 +38,7 @@ def note(flags: Mapping[str, np.ndarray], command: str) -> dict[str, object]:
 
     `flags` has one for each chunk file, or shard, in the axes of the array, by the array's key.
     """
-    arrays = {
-        key: base64.b64encode(zlib.compress(np.packbits(each).tobytes())).decode() for key, each in flags.items()
-    }
+    arrays = {key: base64.b64encode(zlib.compress(np.packbits(each).tobytes())).decode() for key, each in flags.items()}
     return {"arrays": arrays, "command": command, "folder": str(Path.cwd()) if command else ""}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 
 from volpipe.errors import RemoteError, VolumeError
+from volpipe.geometry.grid import Index
 from volpipe.volumes.dialects import bigdataviewer
 from volpipe.volumes.dialects.attributes import read_place as read_listed_place
 from volpipe.volumes.formats import (
@@ -51,7 +52,6 @@ from volpipe.volumes.storage.metadata import (
 )
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.tensorstore import StoredArray
-from volpipe.geometry.grid import Index
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -133,7 +133,7 @@ def check_files_in(folder: Path) -> None:
 
 
 def find_file(file: Path) -> bool:
-    """Return whether there is a file at `file`; what has its name, but cannot be opened as a file, is not taken for none.
+    """Return whether there is a file at `file`; what has its name, but cannot be opened, is not taken for none.
 
     It costs a look at the name, and one at its folder where the name is not there. Who waits for a pipe is let go.
 
@@ -149,7 +149,9 @@ def find_file(file: Path) -> bool:
         with contextlib.suppress(OSError):  # nobody waits
             os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
     if not stat.S_ISREG(mode):
-        raise VolumeError(f"{file} is {_called(mode)}, where the metadata name a file: put the file there, or remove it")
+        raise VolumeError(
+            f"{file} is {_called(mode)}, where the metadata name a file: put the file there, or remove it"
+        )
     return True
 
 
@@ -228,7 +230,7 @@ def fetch(
             status = os.fstat(stream.fileno())
             stream.seek(max(0, status.st_size + first) if first < 0 else first)
             data = stream.read(last - first if span is not None and first >= 0 else -1)
-    except OSError as error:
+    except OSError:
         if not find_file(file):
             return None
         raise
