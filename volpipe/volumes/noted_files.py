@@ -12,7 +12,7 @@ import math
 import shlex
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ class NotedFiles:
     def _noted(self) -> tuple[dict[str, Any], Location, str] | None:  # Any: JSON
         """Return what was noted, the output, and the key of the array in it; None where nothing was."""
         names = sorted(set(ATTRIBUTE_FILES.values()))
-        for root in itertools.islice(self._header.folder.parents, DEPTH):
+        folders: Iterable[Location] = self._header.folder.parents
+        for root in itertools.islice(folders, DEPTH):
             entry = _read(root / RUN_KEY, paths.state(root / RUN_KEY, names))
             if entry is not None:
                 return entry, root, "/".join(inside(self._header.folder, root))
