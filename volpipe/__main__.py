@@ -1,6 +1,7 @@
 """`python -m volpipe` and `volpipe` are the command line."""
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ def main() -> None:
     from volpipe.blockwise.interrupts import INTERRUPTED
     from volpipe.cli import app
 
+    # On a full disk each line of each log, Parsl's too, would be told as an error with a traceback.
+    logging.raiseExceptions = False
     try:
         app.main(BEGAN)
     except SystemExit as end:

@@ -25,7 +25,7 @@ from volpipe.estimation import calibrate, memory
 from volpipe.estimation.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.limits import Limits, check_limits
 from volpipe.estimation.memory import CUDA_BYTES, array_bytes, memory_bytes
-from volpipe.geometry.grid import Box, mirror
+from volpipe.geometry.grid import Box, Triple, mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.scratch import PARTS, Tensors
 from volpipe.inference.selection import Selection
@@ -282,6 +282,47 @@ def test_scratch_is_never_above_what_was_planned_for_it(
     assert 0 < max(inodes) <= found.scratch_files + found.scratch_folders
 
 
+@pytest.mark.parametrize("mode", ["streamed", "stored"])
+@pytest.mark.parametrize(
+    ("blend", "overlap", "block", "slots"),
+    [
+        pytest.param("hann", (8, 8, 8), (1, 1, 1), 1, marks=pytest.mark.long),
+        pytest.param("hann", (8, 8, 8), (1, 1, 1), 2, marks=pytest.mark.long),
+        ("hann", (8, 8, 8), (2, 2, 2), 3),
+        pytest.param("hann", (4, 8, 4), (1, 2, 1), 4, marks=pytest.mark.long),
+        ("gaussian", (8, 8, 8), (3, 1, 2), 2),
+        ("crop", (4, 4, 4), (1, 1, 1), 3),
+    ],
+)
+def test_where_nothing_was_measured_scratch_stays_below_what_is_called_the_most(
+    tmp_path: Path, mode: str, blend: str, overlap: Triple, block: Triple, slots: int
+) -> None:
+    """Voxels that do not compress, few blocks and shards across them; tasks end in any order.
+
+    The most that is promised, over what `volpipe run --config threads` took, two workers (2026-11-29):
+
+    | net, volume, windows, blocks | before | now |
+    |---|---|---|
+    | instance norm, 100 x 300 x 300, 32 x 64 x 64 | 0.33 | 1.42 |
+    | instance norm, 64 x 96 x 96, 32 | 0.41 | 1.24 |
+    | instance norm, 64 x 96 x 96, 32, blocks of 2 | 1.12 | 1.88 |
+    | hann, half overlapping, 64 x 96 x 96, 32 | 1.28 | 1.41 |
+    | the same, blocks of 2 | 1.12 | 1.53 |
+    | the same, window tensors, which compress to a third | 8.59 | 3.05 |
+    | instance norm, 100 x 300 x 300, one window a block, where no block had to wait for another | 1.08 | 4.90 |
+    """
+    location = write_volume(tmp_path / "in.n5", noise((28, 36, 44)))
+    recipe = [f"tensors.mode={mode}", "net.name=identity"]
+    recipe += ["output.dtype=float32", *windowed((16, 16, 16), overlap, block, blend)]
+    for seed in range(2):
+        plan = prepare(str(location), load_recipe(None, recipe), tmp_path / f"out{seed}", Path.cwd())
+        most = estimate(plan, plan.source.volume(), 1.0, Slots(slots, slots, shared=True)).scratch_bytes
+        report = execute(plan, Inline(seed, slots).start)
+        assert not report.missing
+        assert report.most_scratch_bytes <= most
+        assert most > 0 or (blend, mode) == ("crop", "streamed")
+
+
 @pytest.mark.long
 def test_tasks_side_by_side_report_together_what_they_wrote(tmp_path: Path) -> None:
     written = []
@@ -371,7 +412,7 @@ def test_a_net_that_fails_is_told_by_the_rehearsal_and_leaves_nothing(tmp_path: 
 LIMITS = [
     (Limits(worker_bytes=700 << 20), r"a worker needs 0\.7 GiB of memory and has 0\.7 GiB; use a windows\.block below"),
     (Limits(free_files=10), r"need [\d,]+ files and folders, and .* may have 10; use larger output\.shard"),
-    (Limits(free_bytes=1000), r"need 203\.0 KiB and .* has 1\.0 free; free some, choose another --out"),
+    (Limits(free_bytes=1000), r"need 217\.8 KiB and .* has 1\.0 free; free some, choose another --out"),
 ]
 
 

@@ -161,7 +161,7 @@ def test_a_driver_that_was_killed_while_it_closed_its_output_is_made_up_for(tmp_
     mark_incomplete(tmp_path / "l.zarr", "zarr3", "volpipe segment")
     status = give("status", "l.zarr")
     assert status.code == 1
-    assert re.search(r"not complete; all is computed, and `volpipe segment .*` again closes the output", status.out)
+    assert re.search(r"incomplete; all is computed, and `volpipe segment .*` again closes the output", status.out)
     with pytest.raises(IncompleteError, match=r"`volpipe segment` completes it"):
         open_volume(tmp_path / "l.zarr").open()[...]
     assert "is complete already" in give(*COMMAND).out

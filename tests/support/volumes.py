@@ -9,7 +9,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.runs.provenance import RUN_KEY
+from volpipe.volumes.formats.container import RUN_KEY
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 

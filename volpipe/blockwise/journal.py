@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, get_type_hi
 
 from volpipe.blockwise.usage import Usage
 from volpipe.errors import RunError
-from volpipe.volumes.storage.paths import whole_file
+from volpipe.volumes.storage.paths import naming_full_disk, whole_file
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -275,9 +275,10 @@ class Journal:
             return
         line, size = record.to_line().encode(), os.fstat(self._fd).st_size
         try:
-            while line:  # a disk that is nearly full takes a part, and says nothing
-                line = line[os.write(self._fd, line) :]
-            os.fsync(self._fd)
+            with naming_full_disk(self.path):
+                while line:  # a disk that is nearly full takes a part, and says nothing
+                    line = line[os.write(self._fd, line) :]
+                os.fsync(self._fd)
         except OSError:
             os.ftruncate(self._fd, size)
             raise

@@ -215,7 +215,7 @@ def status_line(status: Status) -> str:
     if status.state == "complete":
         return f"{status.output}: complete" + (f", {status.remark}" if status.remark else "")
     if status.remark and status.changes is None and status.state != "running":
-        return f"{status.output}: not complete; {status.remark}"
+        return f"{status.output}: incomplete; {status.remark}"
     line = driver_line(
         status.output, status.driver, status.is_complete, len(status.missing), seconds_left=status.seconds_left
     )

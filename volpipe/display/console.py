@@ -30,7 +30,7 @@ from volpipe.display.plain import plain_column, plain_console, plain_status
 from volpipe.errors import VolpipeError
 from volpipe.reporting.page import REPORT
 from volpipe.units import plural
-from volpipe.volumes.storage.paths import file_above
+from volpipe.volumes.storage.paths import check_links, file_above
 from volpipe.volumes.storage.result_file import Kind, ResultFile
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
@@ -281,6 +281,7 @@ def check_folder(what: str, place: object, *, parents: bool) -> None:
     if (file := file_above(place)) is not None:
         raise VolpipeError(f"{what}: {file} is a file, and no folder; choose another place")
     if not parents and not place.absolute().parent.exists():
+        check_links(place.absolute().parent)
         raise VolpipeError(f"{what}: there is no folder {place.parent}; make it first, or give --parents")
 
 

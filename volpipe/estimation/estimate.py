@@ -7,7 +7,7 @@ of a regular grid, and so a product of sums along the axes: a plan of 10^9 block
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,13 +15,15 @@ import numpy as np
 
 from volpipe.blockwise.stage import bundle_size
 from volpipe.estimation.memory import memory_bytes, net_bytes
-from volpipe.geometry.grid import mirror
+from volpipe.geometry.grid import Shape, mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.scratch import FOLDERS
 from volpipe.inference.statistics import needs_histogram, needs_measuring
 from volpipe.inference.windows import CACHE_BYTES, seen_along, windows_along
 from volpipe.volumes.volume import Volume
 
+LEAST_LAYERS, MOST_SWEPT = 3, 1 << 18  # of blocks, to find the moment of most scratch: 50 ms
+CHUNK_BYTES = 64  # beside the voxels of a chunk of a sum, at most: 16 in the index of its file, headers, a checksum
 BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule
 
 
@@ -236,8 +238,9 @@ def estimate(
     """
     totals = _Totals(plan, volume, voxel_bytes, rates or upper_bounds(plan), slots)
     stages = tuple(stage.part(share) for stage in totals.stages() if stage.units)
-    num_waiting = min(totals.product("blocks"), BLOCKS_WAITING) if plan.mode == "stored" else 0
-    windows = num_waiting * plan.lattice.windows_per_block
+    most_waiting = BLOCKS_WAITING + totals.late  # of those that the net has seen some are not discarded yet
+    num_waiting = min(totals.product("blocks"), most_waiting) if plan.mode == "stored" else 0
+    windows = min(num_waiting * plan.lattice.windows_per_block, totals.product("windows"))
     files, folders = (windows, 0) if plan.recipe.tensors.format == "n5" else (num_waiting, FOLDERS * num_waiting)
     voxels, sum_files = totals.highest_scratch()
     return Estimate(
@@ -247,7 +250,9 @@ def estimate(
         output_bytes=share * totals.output_bytes,
         output_files=math.ceil(share * totals.output_files),
         output_folders=math.ceil(share * plan.num_folders),
-        scratch_bytes=windows * totals.rates.window_bytes + voxels * totals.rates.sum_bytes,
+        scratch_bytes=windows * totals.rates.window_bytes
+        + voxels * totals.rates.sum_bytes
+        + files_bytes(plan, sum_files),
         scratch_files=files + sum_files,
         scratch_folders=folders + FOLDERS * sum_files,
         memory_bytes=memory_bytes(
@@ -257,6 +262,14 @@ def estimate(
         stage_seconds={stage.name: slots.elapsed(stage) for stage in stages},
         has_net=rates is not None or slots.on_gpu or net_bytes(plan) is not None,
     )
+
+
+def files_bytes(plan: Plan, num_files: int) -> float:
+    """Return the bytes of files of sums beside their voxels: an entry of the index, and a frame, for each chunk."""
+    chunks = max(
+        math.prod(-(-n // c) for n, c in zip(part.shape, plan.sum_chunk, strict=True)) for part in plan.sum_parts
+    )
+    return float(num_files * plan.net.out_channels * chunks * CHUNK_BYTES) if num_files else 0.0
 
 
 def units_per_task(units: int, seconds: float) -> int:
@@ -269,7 +282,8 @@ def upper_bounds(plan: Plan) -> UnitCosts:
     channels = plan.net.out_channels
     voxel = float(channels * plan.dtype.itemsize)
     window = float(plan.source.num_channels * math.prod(plan.window) * 4)
-    return UnitCosts(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0, has_bytes=False)
+    sums = float(channels * plan.sum_dtype.itemsize)
+    return UnitCosts(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, sums, voxel, voxel, 0, has_bytes=False)
 
 
 def timed_alone(rates: UnitCosts, plan: Plan) -> UnitCosts:
@@ -406,17 +420,68 @@ class _Totals:
     def stored_voxels(self) -> float:
         return self.sent_voxels + self.missed * self.kept_voxels
 
+    @property
+    def late(self) -> int:
+        """Blocks that may be begun after the last that a sum waits for, before that sum is gone.
+
+        Twice as many tasks are sent as there are workers; while sums are discarded, each brings back another.
+        """
+        return 3 * self.slots.gpu * self.bundle
+
     def highest_scratch(self) -> tuple[float, int]:
-        """Return the most voxels and files of sums at a time: one layer of the first part, a row of the second."""
-        _, ny, nx = (axis.blocks for axis in self.axes)
-        # Twice as many tasks are sent as there are workers; while sums are discarded, each brings back another.
-        running = 3 * self.slots.gpu * self.bundle
-        late = [running, ny * nx + nx + 1 + running, nx + 1 + running, 1 + running]  # to the diagonal neighbour
-        if not self._is_aligned:
-            late[0] = late[1]
-        alive = [min(count, most) for (count, _), most in zip(self._parts, late, strict=True)]
-        voxels = sum(voxels * n / count for (count, voxels), n in zip(self._parts, alive, strict=True) if count)
-        return voxels, math.ceil(sum(alive))
+        """Return the most voxels and files of sums at a time, as blocks begin in order, whichever ends first.
+
+        A part of a block's sum is there from when the block begins until `late` blocks after the last block whose
+        shards need it. With one worker no block leaves its own shards to others; with more, each may.
+        """
+        if not self.plan.num_sums:
+            return 0.0, 0
+        counts = self._swept_counts
+        steps = np.zeros((2, math.prod(counts) + 1))
+        for part in range(len(self.plan.sum_parts)):
+            if part == 0 and self._is_aligned and self.slots.gpu == 1:
+                continue
+            lengths, direct, last = zip(
+                *(self._part_along(axis, part, n) for axis, n in enumerate(counts)), strict=True
+            )
+            voxels = _outer(np.multiply.outer, lengths)
+            voxels -= _outer(np.multiply.outer, direct) if part == 0 else 0.0
+            numbers = np.ravel_multi_index(np.meshgrid(*last, indexing="ij"), counts)
+            ends = np.minimum(numbers.ravel() + 1 + self.late, math.prod(counts))
+            for step, sizes in zip(steps, (voxels.ravel(), (voxels > 0).ravel().astype(float)), strict=True):
+                step[:-1] += sizes
+                step -= np.bincount(ends, sizes, len(step))
+        most = steps.cumsum(axis=1).max(axis=1) * (self.plan.blocks.counts[1] / counts[1])
+        return float(most[0]), math.ceil(most[1])
+
+    @property
+    def _swept_counts(self) -> Shape:
+        """Blocks along each axis that the sweep goes through: all, or some layers of a large grid, which are alike.
+
+        Of layers that are large themselves these are some rows, which stand for the others.
+        """
+        nz, ny, nx = self.plan.blocks.counts
+        num_rows = min(ny, max(LEAST_LAYERS, MOST_SWEPT // (LEAST_LAYERS * nx)))
+        return min(nz, max(LEAST_LAYERS, MOST_SWEPT // (num_rows * nx))), num_rows, nx
+
+    def _part_along(self, axis: int, part: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return of the first `count` blocks along `axis`: voxels of a part of the sum, of these those in shards that
+        no other block adds to, and the last block that adds to a shard of the part.
+        """
+        plan, size, box = self.plan, self.plan.shard[axis], self.plan.sum_parts[part]
+        is_direct = plan.direct_along(axis)
+        lengths, direct, last = np.zeros(count), np.zeros(count), np.arange(count)
+        for k in range(count):
+            block = plan.blocks.number(tuple(k if other == axis else 0 for other in range(3)))
+            reached = box.shift(plan.core_start(block)) & plan.sum_box(block)
+            start, stop = reached.start[axis], reached.stop[axis]
+            if stop <= start:
+                continue
+            shards = range(start // size, -(-stop // size))
+            lengths[k] = stop - start
+            direct[k] = sum(min((i + 1) * size, stop) - max(i * size, start) for i in shards if is_direct[i])
+            last[k] = min(max(plan.blocks_along(axis, i)[-1] for i in shards), count - 1)
+        return lengths, direct, last
 
     @property
     def _is_aligned(self) -> bool:
@@ -534,6 +599,11 @@ class _Totals:
             round(missed * (self.level_files(0) - self.direct_files)),
             missed * (self.sent_voxels + self.kept_voxels) * rates.sum_seconds + rest * rates.write_seconds,
         )
+
+
+def _outer(join: Callable[[np.ndarray, np.ndarray], np.ndarray], along: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the products of values along each axis."""
+    return join(join(along[0], along[1]), along[2])
 
 
 def _shown(low: int, high: int, size: int) -> tuple[int, int]:

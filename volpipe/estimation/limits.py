@@ -107,6 +107,8 @@ def check_access(source: Location | None, out: Location) -> None:
                     f"{path} of the volume may not be read; run as a user who may read it, or change its mode"
                 )
     if isinstance(out, Path):
+        for name in (out, out.with_name(f"{out.name}.run")):
+            paths.check_links(name)
         place = next(parent for parent in (out, *out.parents) if parent.exists())
         if not os.access(place, os.W_OK):
             raise PlanError(f"{out} cannot be made: {place} {unwritable(place)}; choose another --out")

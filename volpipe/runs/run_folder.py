@@ -22,7 +22,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import SELECTION_FILE, Selection, read_selection
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.metadata import read_json
-from volpipe.volumes.storage.paths import Location, atomic_write, delete, locate, partial_files
+from volpipe.volumes.storage.paths import Location, atomic_write, check_links, delete, locate, partial_files
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +223,7 @@ class RunFolder:
         try:
             self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
+            check_links(self.path)
             raise RunError(f"no folder can be made at {self.path}: {error.strerror}; choose another --out") from error
         session = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')} ({time.time_ns()})"
         with _unwritable_by_others(self.path), held(self.path, session, RunError):

@@ -730,6 +730,9 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tall
     Raises:
         VolumeError: it cannot be made there, or another process is making it.
     """
+    for place in (target.place, target.work):
+        if isinstance(place, Path):
+            paths.check_links(place)
     if target.is_folder and paths.exists(target.path):
         create_groups(target.path, target.key, ARRAY_FORMATS[target.format])
     with _named(target), _held(target):

@@ -1,4 +1,4 @@
-"""The files of voxels that work of ours left in its output: noted there as the work ends, looked up where one is missing.
+"""The files of voxels that work of ours left in its output: noted there at its end, looked up where one is missing.
 
 Not here: what the files hold (checksums, and the journal), or the mark of what is not complete (completeness). A flag
 for each file is noted, as fill values have none: an output of 10⁷ files takes up to 1.3 MB, 2 KB where all are stored.
@@ -12,7 +12,7 @@ import math
 import shlex
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ class NotedFiles:
     def _noted(self) -> tuple[dict[str, Any], Location, str] | None:  # Any: JSON
         """Return what was noted, the output, and the key of the array in it; None where nothing was."""
         names = sorted(set(ATTRIBUTE_FILES.values()))
-        for root in itertools.islice(self._header.folder.parents, DEPTH):
+        folders: Iterable[Location] = self._header.folder.parents
+        for root in itertools.islice(folders, DEPTH):
             entry = _read(root / RUN_KEY, paths.state(root / RUN_KEY, names))
             if entry is not None:
                 return entry, root, "/".join(inside(self._header.folder, root))

@@ -139,8 +139,9 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
     header = read_header(volume.folder)
     chunks = ChunkFiles(header) if header is not None and is_named(header) else None  # not of TIFF slices
     listing = _list(volume, chunks, seconds)
-    for name in listing.empty if isinstance(volume.folder, Path) else ():
-        paths.check_links(volume.folder / name)
+    for file in (volume.folder / name for name in listing.empty):
+        if isinstance(file, Path):
+            paths.check_links(file)
     if not listing.is_complete and chunks is not None:
         return _estimate(chunks, listing, seed, seconds)
     files = Footprint(listing.num_files, listing.num_bytes, listing.is_complete, num_seen=listing.num_files)

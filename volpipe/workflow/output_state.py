@@ -17,9 +17,10 @@ from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.provenance import RUN_KEY, is_sealed, read_provenance
+from volpipe.runs.provenance import is_sealed, read_provenance
 from volpipe.runs.verify import check_present
 from volpipe.units import count
+from volpipe.volumes.formats.container import RUN_KEY
 from volpipe.volumes.storage import paths
 from volpipe.workflow.plan import FlowPlan, stages_of
 from volpipe.workflow.stages import RunStage, StagePlan

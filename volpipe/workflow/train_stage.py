@@ -51,11 +51,11 @@ from volpipe.training.driver import (
 )
 from volpipe.training.logs import last_step, read_log
 from volpipe.training.pages import curves
+from volpipe.training.progress import TrainingProgress
 from volpipe.training.search.grid import Sweep
 from volpipe.training.search.optuna import Tuning
 from volpipe.training.search.pages import trial_items
 from volpipe.training.search.trials import Search, TrialResult, Trials, best_trial
-from volpipe.training.progress import TrainingProgress
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.volumes.identity import input_changes
 from volpipe.volumes.storage.paths import delete

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 Location = Path | Remote
 
 DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # of a name on whose way something is not there
 MOST_NAME = 48  # letters of a name that an unfinished file has in its own: four bytes each, and 34 more, are within 255
 PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
@@ -134,7 +135,7 @@ def check_files_in(folder: Path) -> None:
 
 
 def find_file(file: Path) -> bool:
-    """Return whether there is a file at `file`; what has its name, but cannot be opened as a file, is not taken for none.
+    """Return whether there is a file at `file`; what has its name, but cannot be opened, is not taken for none.
 
     It costs a look at the name, and one at its folder where the name is not there. Who waits for a pipe is let go.
 
@@ -316,14 +317,32 @@ def whole_file(path: Path, *, lasting: bool = True) -> Iterator[Path]:
     """
     partial = partial_of(path)
     try:
-        yield partial
-        if lasting:
-            sync(partial)
-        partial.replace(path)
+        with naming_full_disk(path):
+            yield partial
+            if lasting:
+                sync(partial)
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     if lasting:
         sync(path.parent)
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Turn the error of a write to `path` for which there is no room, which names no file, into one that does.
+
+    Raises:
+        VolumeError: the disk or a quota is full, or a limit of the size of files is met.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise VolumeError(
+            f"{path} cannot be written: {os.strerror(error.errno)}; make room there, and give the same command again"
+        ) from error
 
 
 def partial_of(path: Path) -> Path:
