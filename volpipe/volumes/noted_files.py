@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from volpipe.errors import RemoteError, VolumeError
+from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Index
 from volpipe.volumes.formats.container import ARRAY_FORMATS, ATTRIBUTE_FILES, RECORD, RUN_KEY, inside, read_attributes
 from volpipe.volumes.storage import paths
@@ -112,9 +112,7 @@ def _read(group: Location, state: tuple[object, ...]) -> dict[str, Any] | None: 
     """Return what the attributes of `group`, whose files are in that `state`, say of files; None where nothing."""
     try:
         record = read_attributes(group).get(RECORD) if state or not isinstance(group, Path) else None
-    except RemoteError:
-        raise
-    except VolumeError:  # of something else by that name
+    except VolumeError:  # of something else by that name, or above what a bucket or a web server shows
         return None
     entry = record.get(FILES) if isinstance(record, dict) else None
     return entry if isinstance(entry, dict) else None
