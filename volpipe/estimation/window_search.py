@@ -77,7 +77,8 @@ def windows_to_try(facts: NetFacts, halo: Triple, *, on_gpu: bool = False) -> li
             align_up(max(round(growth * (size - outside)), stride), stride) + outside
             for size, stride, outside in zip(own_window(facts), facts.stride, around, strict=True)
         ]
-        windows.append(triple(only or size for only, size in zip(facts.fixed, grown, strict=True)))
+        least = [align_up(max(0, n - m), s) + m for n, m, s in zip(facts.least, around, facts.stride, strict=True)]
+        windows.append(triple(only or max(sizes) for only, *sizes in zip(facts.fixed, grown, least, strict=True)))
     return list(dict.fromkeys(windows))
 
 

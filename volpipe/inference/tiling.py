@@ -32,12 +32,16 @@ def choose_windows(
     seen = choice.shape if choice.shape != "auto" else chosen or own_window(net)
     _check_fixed(seen, net)
     window = triple(w - n for w, n in zip(seen, lost, strict=True))
+    # What the net gives of the smallest window that its maker allows, in whole strides.
+    least_window = [align_up(max(1, n - m), s) for n, m, s in zip(net.least, lost, net.stride, strict=True)]
     is_cropped, at_edge = choice.blend == "crop", choice.placement in ("edge", "even")
     if at_edge:
         window = triple(
             # Slices are not padded across, and windows of one size alone have it in a small volume too.
-            min(w, align_up(n, s)) if (choice.shape == "auto" and not net.fixed[i]) or i == net.across else w
-            for i, (w, n, s) in enumerate(zip(window, shape, net.stride, strict=True))
+            max(least, min(w, align_up(n, s)))
+            if (choice.shape == "auto" and not net.fixed[i]) or i == net.across
+            else w
+            for i, (w, n, s, least) in enumerate(zip(window, shape, net.stride, least_window, strict=True))
         )
     if choice.overlap != "auto":
         given = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
@@ -67,7 +71,7 @@ def choose_windows(
             _check_length(axis, shape[i], net)
             _check_fits(axis, window[i], shape[i], lost[i])
     if choice.shape == "auto" and not at_edge:
-        fitted = _fitted(window, overlap, net.stride, shape)
+        fitted = map(max, least_window, _fitted(window, overlap, net.stride, shape))
         window = triple(only - n if only else size for only, size, n in zip(net.fixed, fitted, lost, strict=True))
     return (
         triple(w + n for w, n in zip(window, lost, strict=True)),

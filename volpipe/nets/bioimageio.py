@@ -65,7 +65,8 @@ class PackageNet(nn.Module):
             self.halo = package.halo
         several = range(package.output.channels if package.output.channels > 1 else 0)
         is_each = any(step.kind in EACH for step in package.output.steps)  # each channel for itself
-        self.of_maker = {"regions": [{"name": f"channel {i}"} for i in several]} if is_each else {}
+        regions = [{"name": f"channel {i}"} for i in several if is_each]
+        self.of_maker: dict[str, object] = {"least": package.least, "regions": regions}
         self.is_flat = "z" not in package.input.axes
         self.planes = ("yx",) if self.is_flat else ()
         sizes = list(zip(FLAT_WINDOW if self.is_flat else WINDOW, package.least, package.step, strict=True))

@@ -123,6 +123,7 @@ class NetFacts(BaseModel):
         dtype: of what a function on arrays gives, which gets voxels as they are stored; "" of a net.
         crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
         regions: one for each channel where these are no exclusive classes.
+        least: the smallest window that its maker allows.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -155,13 +156,15 @@ class NetFacts(BaseModel):
     interpolation: Interpolation | None = None
     crops_zeros: bool = False
     regions: tuple[Region, ...] = ()
+    least: Sizes = (1, 1, 1)
     dtype: str = ""
 
     @model_serializer(mode="wrap")
     def _of_net(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Return all of it, without the type that functions have, and regions, where there are none."""
+        """Return all of it, without what few nets have where it has none of that."""
         tree: dict[str, object] = dump(self)
-        return {key: value for key, value in tree.items() if value or key not in ("dtype", "regions")}
+        nothing = {"dtype": self.dtype, "regions": self.regions, "least": max(self.least) > 1}
+        return {key: value for key, value in tree.items() if nothing.get(key, True)}
 
     def of_array(self, array: NetArray) -> NetFacts:
         """Return the facts of one of the outputs that are joined."""
@@ -536,7 +539,7 @@ def cautions(recipe: Recipe, facts: NetFacts) -> list[str]:
             f"net {facts.label} looks at whole windows, and windows.placement=lattice shows it other surroundings than "
             "its maker's tools: expect seams, and another output for other windows"
         )
-    elif not facts.tile_invariant:
+    elif not facts.tile_invariant and (facts.windows is None or windows.shape != facts.windows.shape):
         sentences.append(
             f"net {facts.label} looks at whole windows, tiled as MONAI and nnU-Net do (windows.placement="
             f"{windows.placement}): outputs depend on the window's size; set windows.shape to that of its training"

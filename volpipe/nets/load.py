@@ -201,8 +201,10 @@ def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
 
 
 @once
-def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
+def describe(choice: NetChoice, search_path: str = "", window: Triple | None = None) -> NetFacts:
     """Return the facts of the net of `choice`: the shipped ones, or those of the net, built.
+
+    A `window` that its user has chosen is tried where the net takes no usual one.
 
     Facts of shipped nets with other options and weights are kept in the user's cache, so that planning does not import
     torch.
@@ -217,11 +219,11 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     known = look_up(choice)
     if known is not None:
         return NetFacts.model_validate(known)
-    return kept(file_of(choice, search_path, "facts"), NetFacts, lambda: examine(choice, search_path))
+    return kept(file_of(choice, search_path, "facts"), NetFacts, lambda: examine(choice, search_path, window))
 
 
-def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
-    """Return the facts of the net of `choice`, which is built."""
+def examine(choice: NetChoice, search_path: str = "", window: Triple | None = None) -> NetFacts:
+    """Return the facts of the net of `choice`, which is built; `window` as for `describe`."""
     net = build_net(choice, search_path)
     files.run_self_test(net)
     facts: dict[str, Any] = {  # Any: attributes of a net, checked by NetFacts
@@ -246,7 +248,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     missing = [key for key in GEOMETRY if key not in declared]
     if set(missing) - {"out_channels"}:  # check_shapes finds wrong out_channels
         try:
-            geometry = cached_geometry(choice, search_path)
+            geometry = cached_geometry(choice, search_path, window)
         except UnmeasurableError as error:
             if not choice.accept_tile_variance or isinstance(error, OutputError):
                 keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
@@ -266,7 +268,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts |= {"planes": getattr(net, "planes", ()), "context": getattr(net, "context", 0)}
     if "window" not in declared and len(facts["planes"]) == 1 and not facts["tile_invariant"]:
-        facts["window"] = net.in_volume(*LARGE_SLICES[facts["context"] > 0])
+        facts["window"] = net.in_volume(*LARGE_SLICES[facts["context"] > 0])  # type: ignore[operator]  # an Adapter
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     facts |= {"label": files.label_of(choice.name), "num_parameters": files.num_parameters(net)}
     with refusing(choice):
@@ -319,7 +321,7 @@ def _window(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
     )
 
 
-def cached_geometry(choice: NetChoice, search_path: str) -> Geometry:
+def cached_geometry(choice: NetChoice, search_path: str, window: Triple | None = None) -> Geometry:
     """Return the geometry of the net of `choice`: from the user's cache if code and weights are, else measured.
 
     Raises:
@@ -336,12 +338,12 @@ def cached_geometry(choice: NetChoice, search_path: str) -> Geometry:
 
     def measure() -> Geometry:
         log.info("net %s does not declare all of its geometry; measuring it", choice.name)
-        return measure_geometry(build, whole_window=", ".join(normalising_layers(net)))
+        return measure_geometry(build, whole_window=", ".join(normalising_layers(net)), hint=window)
 
     net = build()
     # Buffers and gates that are zero until weights are loaded act on what a net sees.
     with refusing(choice):
-        memory = file_of_code(choice, search_path, f"geometry of {weights_hash(net)}")
+        memory = file_of_code(choice, search_path, f"geometry of {weights_hash(net)} by {window}")
         return kept(memory, Geometry, measure)
 
 

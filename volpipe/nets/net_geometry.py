@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.units import count
@@ -184,7 +186,7 @@ def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) 
     import torch
 
     try:
-        with torch.inference_mode(), _uncompiled():
+        with torch.inference_mode(), _uncompiled(), np.errstate(all="ignore"):  # windows have very large values
             out: Any = net(windows)  # Any: whatever the net's code returns
     except UnmeasurableError:
         raise

@@ -125,13 +125,19 @@ class Watch:
 
 
 def measure_geometry(
-    build: Build, in_channels: int | None = None, watch: Watch | None = None, *, whole_window: str = ""
+    build: Build,
+    in_channels: int | None = None,
+    watch: Watch | None = None,
+    *,
+    whole_window: str = "",
+    hint: Triple | None = None,
 ) -> Geometry:
     """Return the geometry of the net that `build` returns, a new one at each call, with the weights that it runs with.
 
     Args:
         in_channels: of the net; None where it is to be tried.
         whole_window: why tiles of the net differ from the whole, if that is known: only shapes are measured then.
+        hint: a window that its user has chosen.
 
     Raises:
         UnmeasurableError: it takes none of the windows tried, gives what cannot be served, or is too slow.
@@ -145,7 +151,7 @@ def measure_geometry(
         mixed = watch.wrap(_randomised(net, positive=False))
         channels = _channels_to_try(net) if in_channels is None else [in_channels]
         shapes = Shapes(mixed, lambda: _bare(build()), channels)
-        base, sizes, axes = window_sizes(shapes, _only_sizes(net))
+        base, sizes, axes = window_sizes(shapes, _only_sizes(net), hint)
         probe = Probe(build, net, mixed, shapes.channels[0], axes, sizes, watch, base)
         ratios = [axis.ratio for axis in axes]
         watch.known["scale"] = str(triple(ratio.scale for ratio in ratios))
@@ -469,7 +475,7 @@ def rounding(net: Net, window: torch.Tensor) -> float:
 
     seen = set[torch.dtype]()
 
-    class Types(TorchDispatchMode):
+    class Types(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:  # Any: as torch has it
@@ -478,7 +484,7 @@ def rounding(net: Net, window: torch.Tensor) -> float:
             return out
 
     try:
-        with Types():
+        with Types():  # type: ignore[no-untyped-call]  # torch has no types for it
             run_net(net, window)
     except SlowNetError:
         raise

@@ -187,7 +187,8 @@ class Change:
         """The largest value of the window's voxels, and of the plane's, of each change that is tried."""
         most = VERY_MUCH_DOUBLE if self.is_double else VERY_MUCH
         further = () if self.is_double else ((0.0, MOST_SINGLE),)
-        return (0.0, most), (0.0, -most), *further, (1.0, 1e6), (1.0, -1.0)
+        # Large values push offsets that a net takes from its data as far as they go, to both sides.
+        return (0.0, most), (0.0, -most), *further, (1.0, 1e6), (1.0, -1.0), (100.0, 1e6), (-100.0, -1e6)
 
     def outputs(self, parts: Sequence[tuple[int, int]], probe: tuple[float, float]) -> list[bool]:
         """Return for each output voxel along the axis whether it changes with the planes of `parts` (start, stop)."""
@@ -225,8 +226,18 @@ def _extent(change: Change, planes: range, ratio: Ratio, known: tuple[int, int])
     together = _places(lines, ratio)
     if not together:
         return None
+    # Of the changes, the first that reaches as far as any below, and above: halos are in whole strides in any case.
+    ranges = [
+        (places[0], places[-1]) if (places := _places([line], ratio)) else (together[-1], together[0]) for line in lines
+    ]
+    widest = [
+        change.probes[i]
+        for i in dict.fromkeys(
+            next(i for i, ends in enumerate(ranges) if ends[side] == together[-side]) for side in (0, 1)
+        )
+    ]
     for plane in sorted(planes, key=lambda plane: min(plane - planes.start, planes.stop - 1 - plane)):
-        for probe in change.probes:
+        for probe in widest:
             if together[-1] - plane <= before and plane - together[0] - wide <= after:
                 break
             if places := _places([change.outputs([(plane, plane + 1)], probe)], ratio):
