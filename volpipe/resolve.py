@@ -70,7 +70,7 @@ def load_function(reference: str, search_path: str = "") -> Callable[..., Any]: 
     return function  # type: ignore[no-any-return]  # callable() narrows no further
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return type, message and place (file and line) of an error of the user's own code, on one line."""
     message = " ".join(str(error).split())
     others = ("<", str(Path(traceback.__file__).parent))  # the import system and the standard library

@@ -201,7 +201,7 @@ def test_a_graph_of_fixed_slices_is_measured_slice_by_slice(folder: Path, monkey
     facts = describe(NetChoice(name="flat.onnx"), str(folder))
     # y, x: one voxel of the second convolution, up to three to the end of a pool, one of the first
     assert (facts.stride, facts.halo, facts.fixed) == ((1, 4, 4), (0, 5, 5), (0, 128, 128))
-    assert voxels < 60 * 128**2  # of 32 slices each, and 8 of them for each plane, it was 5,000
+    assert voxels < 80 * 128**2  # of 32 slices each, and 8 of them for each plane, it was 5,000
 
 
 class Clock:
@@ -226,7 +226,7 @@ def test_measuring_ends_in_time_and_says_what_is_known_and_what_is_missing(caplo
     )
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "measures the scale of the net, 0 s of 60 s of processor time; known so far: nothing"
-    assert len(lines) == 31
+    assert len(lines) == 30  # one look at the clock is to see whether it is late
     assert "known so far: scale (1, 1, 1), stride along z 1" in lines[-1]
 
 

@@ -472,6 +472,25 @@ def test_a_window_below_the_least_of_a_package_is_refused(tmp_path: Path, give: 
     assert "takes windows of (4, 32, 32) voxels or more, not (8, 32, 16)" in " ".join(ended.err.split())
 
 
+def test_no_window_below_the_least_of_a_package_is_chosen_for_a_small_volume(tmp_path: Path, give: Give) -> None:
+    folder = smooth(tmp_path / "pack", least={"z": 4, "y": 32, "x": 64})
+    volume = noise((10, 22, 50))
+    write_volume(tmp_path / "in.n5", volume)
+    padded = np.pad(volume.astype(np.float32), 4, mode="reflect")[None, None]
+    due = out_of(Smooth(), padded)[0, :, 4:-4, 4:-4, 4:-4]
+    np.testing.assert_allclose(run_over(give, folder), due, rtol=1e-4, atol=1e-3)
+
+
+def test_classes_of_channels_that_are_no_classes_are_refused(tmp_path: Path, give: Give) -> None:
+    due = sigmoid(out_of(Smooth(), SEEN)).astype(np.float32)
+    said = description("0.5", after=[step("0.5", "sigmoid")])
+    write_package(tmp_path / "pack", said, Smooth(), SEEN, due)
+    write_volume(tmp_path / "in.n5", noise((10, 22, 24)))
+    ended = give("plan", "--quick", "--set", "net.name=./pack", "--set", "output.kind=classes", "in.n5")
+    assert ended.code == 2
+    assert "are regions, which may overlap (channel 0, channel 1)" in " ".join(ended.err.split())
+
+
 def test_no_package_at_a_path_is_said(tmp_path: Path) -> None:
     for name, sentence in (("none.zip", "no net at .*none.zip"), ("./none", "no net at .*none")):
         with pytest.raises(VolpipeError, match=sentence):

@@ -319,6 +319,61 @@ def test_options_that_name_nothing_are_refused(tmp_path: Path, options: str, wor
         build_net(load_recipe(None, ["net.name=nnunet:results", f"net.options={options}"]).net, str(tmp_path))
 
 
+def with_regions(folder: Path, labels: dict[str, Any], order: list[int] | None) -> None:
+    """Let a results folder be one that was trained on regions."""
+    tree = json.loads((folder / "dataset.json").read_text()) | {"labels": labels}
+    (folder / "dataset.json").write_text(json.dumps(tree | ({} if order is None else {"regions_class_order": order})))
+
+
+# Three channels: the background and what is ignored have none.
+REGIONS = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "deep": 3, "ignore": 4}
+
+
+@pytest.mark.parametrize("order", [[1, 2, 3], [3, 1, 2], [2, 7, 300]])
+@pytest.mark.parametrize("flips", [(), (0, 2)])
+def test_labels_of_regions_are_painted_in_their_order(tmp_path: Path, order: list[int], flips: tuple[int, ...]) -> None:
+    data = noise((23, 30, 41))
+    with_regions(results(tmp_path / "results", flips=flips or None), REGIONS, order)
+    logits = by_formulas((data - data.mean()) / data.std(), 3, flips)
+    expected = np.zeros(data.shape, int)
+    for chance, label in zip(1 / (1 + np.exp(-logits)), order, strict=True):
+        expected[chance > 0.5] = label
+    assert len(np.unique(expected)) >= (2 if flips else 4)  # else other rules would give the same
+    plan = planned(tmp_path, data, "output.kind=classes")
+    assert (plan.out_dtype, plan.is_labels) == ("uint16" if max(order) > 255 else "uint8", True)
+    out, is_near = ran(plan), (np.abs(logits) < 1e-4).any(axis=0)
+    assert np.array_equal(out[~is_near], expected[~is_near]) and is_near.mean() < 1e-3
+    (tmp_path / "numbers").mkdir()
+    (tmp_path / "results").rename(tmp_path / "numbers" / "results")
+    plan = planned(tmp_path / "numbers", data)
+    assert (plan.channel_names, plan.recipe.output.activation) == (("whole", "core", "deep"), "sigmoid")
+    np.testing.assert_allclose(ran(plan), 1 / (1 + np.exp(-logits)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("order", "settings", "words"),
+    [
+        (None, [], r"regions, which may overlap \(whole, core, deep\), and no order of their labels is known"),
+        ([1, 2], [], r"3 regions \(whole, core, deep\) and the regions_class_order \[1, 2\]"),
+        ([1, 2, 3], ["output.activation=softmax"], "softmax is for classes of which a voxel has one"),
+        ([1, 2, 300], ["output.dtype=uint8"], "output.dtype uint8 cannot hold 301 classes"),
+    ],
+)
+def test_regions_that_make_no_labels_are_refused(tmp_path: Path, order: Any, settings: list[str], words: str) -> None:
+    with_regions(results(tmp_path / "results"), REGIONS, order)
+    with pytest.raises(VolpipeError, match=words):
+        planned(tmp_path, noise((16, 16, 24)), "output.kind=classes", *settings)
+
+
+def test_windows_of_its_own_plans_are_no_reason_for_a_warning(tmp_path: Path) -> None:
+    results(tmp_path / "results")
+    assert not any("windows.shape" in note for note in planned(tmp_path, noise((16, 20, 24))).warnings())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "results").rename(tmp_path / "other" / "results")
+    other = planned(tmp_path / "other", noise((32, 32, 32)), "windows.shape=[16,32,32]")
+    assert any("set windows.shape to that of its training" in note for note in other.warnings())
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("configuration", ["3d_fullres", "2d"])

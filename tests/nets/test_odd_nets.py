@@ -56,6 +56,8 @@ def only_24(): return Odd(lambda conv, x: conv(x.reshape(len(x), 1, 24, 24, 24))
 def threshold(): return Odd(lambda conv, x: conv(x) > 0, 1)
 def classes(): return Odd(lambda conv, x: conv(x).argmax(1))
 
+def only_where_asked(): return Odd(lambda conv, x: conv(x.reshape(len(x), 1, 6, 24, 20)))
+
 def only_anisotropic():
     net = Odd(lambda conv, x: conv(x.reshape(len(x), 1, 6, 24, 24)))
     net.fixed = (6, 24, 24)
@@ -130,6 +132,21 @@ def test_an_odd_net_gives_the_numbers_of_its_convolution(folder: Path, name: str
     np.testing.assert_allclose(out, expected, rtol=0, atol=rounding * np.ptp(expected))
 
 
+def test_a_window_that_its_user_chooses_is_tried_as_the_only_one(folder: Path) -> None:
+    own = ["net.name=odd.py:only_where_asked", "net.untrained=true"]
+    with pytest.raises(vp.VolpipeError, match=r"takes no window of \(32, 32, 32\)"):
+        ran(*own)
+    out, expected = ran(*own, "windows.shape=[6,24,20]"), mirrored(conv_of(folder, "only_where_asked"))
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-6 * np.ptp(expected))
+
+
+def test_sigmoids_are_no_classes(folder: Path) -> None:
+    with pytest.raises(
+        vp.VolpipeError, match=r"output\.activation=sigmoid says that the channels .* no exclusive classes"
+    ):
+        ran("net.name=odd.py:plain", "net.untrained=true", "output.kind=classes", "output.activation=sigmoid")
+
+
 def test_a_net_of_one_size_that_knows_places_is_tiled_as_its_maker_does(folder: Path) -> None:
     out = ran("net.name=odd.py:Places", "net.untrained=true")  # in a volume that is smaller along z
     net = build_net(NetChoice(name="odd.py:Places", untrained=True), str(folder))
@@ -161,7 +178,7 @@ def test_classes_of_a_net_are_numbers_where_its_sizes_are_declared(folder: Path,
         ("sparse", r"for a window \(1, 1, 32, 32, 32\) it gives sparse_coo numbers, \(1, 2, 32, 32, 32\); let"),
         (
             "no_channel_axis",
-            r"no window of \(32, 32, 32\) voxels and 1 channel: .*take \(n, c, z, y, x\) of any n",
+            r"no window of \(32, 32, 32\) voxels and 1 channel, float32: .*take \(n, c, z, y, x\) of any n",
         ),
         (
             "channels_last",

@@ -143,7 +143,6 @@ KEYS = "set net.scale, net.stride, net.halo, which it does not declare"
     [
         ("pair", ["it gives 2 outputs for a window (1, 32, 32, 32)", "such as net.output=0"]),
         ("flat", ["gives 3 axes, (1, 1, 32); let its forward return (n, c, z, y, x)"]),
-        ("cut", ["no gradient comes through it, as through", "detach()", "from before those; or " + KEYS]),
         (
             "blind",
             ["no input voxel acts on output voxel", "a threshold, argmax or rounding, which hide it; or " + KEYS],
@@ -162,7 +161,8 @@ def test_each_fault_of_a_net_has_its_own_sentence_that_says_what_to_write(
 
 
 @pytest.mark.parametrize(
-    ("name", "channels"), [("mean", 1), ("far", 1), ("two", 2), ("shrinks", 1), ("rounds", 1), ("deep", 1)]
+    ("name", "channels"),
+    [("mean", 1), ("far", 1), ("two", 2), ("shrinks", 1), ("rounds", 1), ("deep", 1), ("cut", 1)],
 )
 def test_what_no_key_gives_is_measured(tmp_path: Path, name: str, channels: int) -> None:
     (tmp_path / "faults.py").write_text(FAULTS)
@@ -246,10 +246,10 @@ def wide() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("build", "num_large"), [(lambda: unet3d(features=(1, 2, 2)), 0), (wide, 2)], ids=["padded", "valid"]
+    ("build", "num_large"), [(lambda: unet3d(features=(1, 2, 2)), 0), (wide, 6)], ids=["padded", "valid"]
 )
 def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_large: int) -> None:
-    """Of valid convolutions two of them are large."""
+    """Of valid convolutions six are large: two with random parameters, two as it runs, and two that see types."""
     seen = list[int]()
 
     def counted() -> nn.Module:
@@ -258,7 +258,7 @@ def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_la
         return net
 
     measure_geometry(counted)
-    assert len(seen) < 100
+    assert len(seen) < 160
     assert sum(size > 32**3 for size in seen) == num_large
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from volpipe.errors import PlanError
+from volpipe.geometry.grid import triple
 from volpipe.nets.facts import NetFacts, with_normalisation
-from volpipe.nets.files import is_function
+from volpipe.nets.files import is_function, is_program
 from volpipe.nets.load import build_net, cached_geometry, describe, normalising_layers
 from volpipe.nets.net_geometry import Geometry, UnmeasurableError
-from volpipe.recipes.inference import Recipe, load_recipe
+from volpipe.recipes.inference import NetChoice, Recipe, load_recipe
 from volpipe.units import count
 
 if TYPE_CHECKING:
@@ -108,12 +109,14 @@ def net_report(name: str, *settings: str, recipe: str | Path | None = None, trus
     """
     chosen = _recipe(name, settings, recipe, trust_model=trust_model)
     folder = str(Path.cwd())
-    facts = describe(chosen.net, folder)
+    hint = None if chosen.windows.shape == "auto" else triple(chosen.windows.shape)
+    facts = describe(chosen.net, folder, hint)
     module = build_net(chosen.net, folder)
-    layers, notes = tuple(normalising_layers(module)), tuple(_about_package(module))
+    layers = tuple(normalising_layers(module))
+    notes = (*_about_package(module), *_about_buffers(chosen.net, module))
     geometry, problem = None, ""
     try:
-        geometry = cached_geometry(chosen.net, folder)
+        geometry = cached_geometry(chosen.net, folder, hint)
     except UnmeasurableError as error:
         problem = str(error)
     return NetReport(facts, geometry, problem, layers, notes, with_normalisation(chosen, facts))
@@ -125,6 +128,21 @@ def _recipe(name: str, settings: Sequence[str], recipe: str | Path | None, *, tr
     trust = ["net.trust_model=true"] if trust_model else []
     path = None if recipe is None else Path(recipe)
     return load_recipe(path, [f"net.name={json.dumps(name)}", *settings, *trust])
+
+
+def _about_buffers(choice: NetChoice, module: nn.Module) -> list[str]:
+    """Return what is not measured of a user's net without weights: what its buffers of zeros will do once loaded."""
+    if choice.weights is not None or is_program(choice.name):
+        return []
+    zeros = [
+        name.removeprefix("net.")
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point() and not name.endswith("running_mean") and not bool(buffer.any())
+    ]
+    return [
+        f"buffer {name} is all zeros, as before weights are loaded: what it does then is not measured; set net.weights"
+        for name in zeros
+    ]
 
 
 def _about_package(module: nn.Module) -> list[str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from volpipe.recipes.inference import Recipe
 
 UNTRUE = 1
+MOST_TRIED = 256**3  # voxels of the window over which smaller halos are tried
 HALF_A_GREY_LEVEL = 0.5 / 127.5  # of uint8 voxels between -1 and 1
 
 
@@ -77,7 +78,7 @@ def net(
         err.print(f"its geometry cannot be measured: {report.problem}")
         raise typer.Exit(UNTRUE)
     out.print(_geometry_table(facts, geometry))
-    is_plain = not any(facts.fixed) and not geometry.whole_window
+    is_plain = not any(facts.fixed) and not geometry.whole_window and not geometry.further
     halo = _halos(report.recipe, facts, geometry, volume, error) if is_plain else geometry.halo
     if site is not None:
         _times(report.recipe, facts, site, wait)
@@ -109,10 +110,17 @@ def _describe(report: NetReport) -> None:
     if facts.outputs:
         taken = f"; {report.recipe.net.output} is taken" if report.recipe.net.output is not None else ""
         out.print(f"it gives {len(facts.outputs)} outputs: {', '.join(facts.outputs)}{taken}")
+    if facts.regions:
+        listed = ", ".join(f"{i} {region.name}" for i, region in enumerate(facts.regions))
+        out.print(f"its channels are regions, which may overlap: {listed}")
     for layer in report.whole_window_layers:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
     if geometry is not None and geometry.whole_window and not report.whole_window_layers:
-        out.print(f"looks at whole windows: {geometry.whole_window}")
+        out.print(f"tiles differ from the whole: {geometry.whole_window}")
+    if geometry is not None and geometry.further:
+        out.print(
+            f"its halo is not known: {geometry.further}; windows get one of {shape(facts.halo)}, and may show seams"
+        )
 
 
 def _sizes(facts: NetFacts) -> str:
@@ -145,9 +153,9 @@ def _geometry_table(facts: NetFacts, found: Geometry) -> Table:
         table.add_row("margin", *map(str, found.margin), shape(facts.margin))
     if found.whole_window:
         return table
-    if not any(found.margin):
+    if not any(found.margin) and not found.further:
         table.add_row("receptive field", *map(str, found.receptive_field), "")
-    table.add_row("exact halo", *map(str, found.halo), shape(facts.halo))
+    table.add_row("halo" if found.further else "exact halo", *map(str, found.halo), shape(facts.halo))
     return table
 
 
@@ -157,10 +165,15 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
     from volpipe.estimation.halo_search import CORE, halo_errors, real_window
     from volpipe.geometry.grid import align_up, triple
-    from volpipe.inference.tiling import around_core
+    from volpipe.inference.tiling import around_core, own_window
     from volpipe.nets.load import build_net
+    from volpipe.nets.net_geometry import run_net
 
-    core = triple(align_up(CORE, stride) for stride in found.stride)
+    core = triple(1 if axis == facts.across else align_up(CORE, stride) for axis, stride in enumerate(found.stride))
+    largest = math.prod(map(sum, zip(core, *around_core(found, found.aligned_halo()), strict=True)))
+    if largest > MOST_TRIED:
+        out.print(f"smaller halos are not tried: the exact one takes a window of {largest:,} voxels")
+        return found.halo
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
     module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
     if hasattr(module, "is_strict"):
@@ -169,14 +182,13 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
         ).is_strict = False  # halos are tried on windows that a package's own sizes may leave out
 
     def run(windows: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            result: np.ndarray = module(torch.from_numpy(windows)).numpy()
+        result: np.ndarray = run_net(module, torch.from_numpy(windows)).numpy()
         return result
 
-    table, enough = columns("halo", "largest error", "rms", "computed / kept"), None
+    table, enough, window = columns("halo", "largest error", "rms", "computed / kept"), None, own_window(facts)
     for row in halo_errors(run, voxels, found, core):
-        kept = math.prod(max(0, w - sum(s)) for w, *s in zip(facts.window, *around_core(found, row.halo), strict=True))
-        ratio = f"{math.prod(facts.window) / kept:.2f}" if kept else "no room"
+        kept = math.prod(max(0, w - sum(s)) for w, *s in zip(window, *around_core(found, row.halo), strict=True))
+        ratio = f"{math.prod(window) / kept:.2f}" if kept else "no room"
         table.add_row(shape(row.halo), f"{row.largest:.2g}", f"{row.rms:.2g}", ratio)
         enough = row.halo if enough is None and row.largest <= error else enough
     out.print(table)

@@ -141,10 +141,10 @@ def check_window(plan: Plan) -> None:
     Raises:
         PlanError: with the axis, both sizes and a window that is enough.
     """
-    for axis, size, window, overlap, stride in zip(
-        AXES, plan.source.shape, plan.window, plan.overlap, plan.net.stride, strict=True
+    for axis, size, window, overlap, stride, least in zip(
+        AXES, plan.source.shape, plan.window, plan.overlap, plan.net.stride, plan.net.least, strict=True
     ):
-        enough = overlap + align_up(size, stride)
+        enough = max(least, overlap + align_up(size, stride))
         is_mirrored = plan.lattice.placement == "lattice" and plan.recipe.windows.shape != "auto"
         if is_mirrored and window > max(enough, overlap + LARGEST_WASTE * size):
             raise PlanError(

@@ -25,7 +25,7 @@ from volpipe.inference.runner import autocast, take_precision
 from volpipe.inference.tiling import around_core, own_window
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
-from volpipe.nets.net_geometry import is_shortage
+from volpipe.nets.net_geometry import is_shortage, refusal
 from volpipe.recipes.inference import Infer, NetChoice
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def windows_to_try(facts: NetFacts, halo: Triple, *, on_gpu: bool = False) -> li
             align_up(max(round(growth * (size - outside)), stride), stride) + outside
             for size, stride, outside in zip(own_window(facts), facts.stride, around, strict=True)
         ]
-        windows.append(triple(only or size for only, size in zip(facts.fixed, grown, strict=True)))
+        least = [align_up(max(0, n - m), s) + m for n, m, s in zip(facts.least, around, facts.stride, strict=True)]
+        windows.append(triple(only or max(sizes) for only, *sizes in zip(facts.fixed, grown, least, strict=True)))
     return list(dict.fromkeys(windows))
 
 
@@ -195,7 +196,14 @@ def call(net: nn.Module, windows: torch.Tensor, *, channels_last: bool) -> torch
 
     if channels_last:
         windows = windows.contiguous(memory_format=torch.channels_last_3d)
-    output: torch.Tensor = net(windows).contiguous()
+    try:
+        output: torch.Tensor = net(windows).contiguous()
+    except VolpipeError:
+        raise
+    except Exception as error:  # whatever the net's code makes of such a window
+        if is_shortage(error):
+            raise
+        raise refusal(windows, error) from error
     return output
 
 

@@ -130,16 +130,19 @@ def remove_leftovers(out: Location) -> list[Path]:
 def finish(plan: Plan, normalise: Affine, total: Array, tally: Tally | None = None) -> Array:
     """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
-    Numbers go through the recipe's activation first. Of classes, the largest channel's number is left. "same"
+    Numbers go through the recipe's activation first. Of classes, the largest channel's number is left, or the label of
+    the last region that a voxel is in. "same"
     intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
     integers are rounded half to even and clipped, and `tally` counts the clipped voxels. A tensor stays on its device,
     and for integers all of it must be finite. Voxels that went through the net as they are stored stay as they are.
     """
     if plan.is_as_stored:
         return total
-    total = activated(total, plan.recipe.output.activation)
+    regions = plan.net.regions if plan.is_classes else ()
+    total = activated(total, "sigmoid" if regions else plan.recipe.output.activation)
     if plan.is_classes:
-        return to_dtype(largest_channel(total), plan.dtype)
+        labels = [region.label for region in regions]
+        return to_dtype(painted(total, labels) if regions else largest_channel(total), plan.dtype)
     if plan.intensity == "same":
         total = normalise.invert(total)
     elif plan.intensity == "unit":
@@ -163,6 +166,21 @@ def largest_channel(total: Array) -> Array:
     if isinstance(total, np.ndarray):
         return np.asarray(total.argmax(axis=0, keepdims=True), np.float32)
     return total.argmax(dim=0, keepdim=True).float()
+
+
+def painted(chances: Array, labels: Sequence[int]) -> Array:
+    """Return the label of the last region of which a voxel's chance is above a half, 0 where none is, as (1, z, y, x).
+
+    That is nnU-Net's `convert_probabilities_to_segmentation` (nnunetv2 2.8).
+
+    Args:
+        chances: of each region (c, z, y, x).
+        labels: of each region.
+    """
+    result = chances[:1] * 0
+    for chance, label in zip(chances, labels, strict=True):
+        result[0][chance > 0.5] = label
+    return result
 
 
 def join_arrays(sums: Iterable[str]) -> str:

@@ -304,6 +304,8 @@ class Plan(OutputPlan):
         """Names of the output's channels: as the net has them, or the output's name for a single one."""
         if self.recipe.net.offsets is not None and not self.is_classes:
             return tuple(map(name_of, self.recipe.net.offsets))
+        if self.net.regions and not self.is_classes:
+            return tuple(region.name for region in self.net.regions)
         name = absolute(self.out).stem
         if self.num_channels == 1:
             return (name,)
@@ -690,7 +692,7 @@ def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -
     """Return the output's type; refuse one that cannot hold a function's results, or NaN and infinity that are kept."""
     is_kept = dtype.kind in "iu" and (net.integers or (dtype.itemsize <= 2 and dtype != np.int8))
     if recipe.output.kind == "classes":
-        return _classes_dtype(recipe, net.out_channels)
+        return _classes_dtype(recipe, net)
     own = net.dtype or (
         "uint8" if intensity == "unit" else dtype.name if intensity == "same" and is_kept else "float32"
     )
@@ -707,8 +709,27 @@ def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -
     return out_dtype
 
 
-def _classes_dtype(recipe: Recipe, num_channels: int) -> str:
-    """Return the type of an output of classes, one for each of so many channels of the net."""
+def _classes_dtype(recipe: Recipe, net: NetFacts) -> str:
+    """Return the type of an output of classes, one for each channel of the net, or of the labels of its regions."""
+    num_channels, names = net.out_channels, ", ".join(region.name for region in net.regions)
+    if net.regions and not any(region.label for region in net.regions):
+        raise PlanError(
+            f"output.kind=classes: the channels of net {net.label} are regions, which may overlap ({names}), and no "
+            "order of their labels is known (regions_class_order of nnU-Net's dataset.json); set output.kind=image"
+        )
+    if net.regions and recipe.output.activation == "softmax":
+        raise PlanError(
+            f"output.activation=softmax is for classes of which a voxel has one, and the channels of net {net.label} "
+            f"are regions, which may overlap ({names}); leave it out"
+        )
+    if not net.regions and recipe.output.activation == "sigmoid":
+        raise PlanError(
+            f"output.kind=classes takes the largest channel, and output.activation=sigmoid says that the channels of "
+            f"net {net.label} are no exclusive classes, so that a voxel may have several or none; set "
+            "output.kind=image, or output.activation=none if a voxel has one"
+        )
+    if net.regions:
+        num_channels = 1 + max(region.label for region in net.regions)
     least = "uint8" if num_channels <= 1 << 8 else "uint16"
     if num_channels < 2:
         raise PlanError(

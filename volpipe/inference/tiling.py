@@ -5,6 +5,8 @@ Not here: the shape of blocks (geometry.block_shape).
 
 from __future__ import annotations
 
+import math
+
 from volpipe.errors import PlanError
 from volpipe.geometry.block_shape import CHUNK_TARGET
 from volpipe.geometry.grid import Triple, align_up, divisor_near, triple
@@ -30,12 +32,16 @@ def choose_windows(
     seen = choice.shape if choice.shape != "auto" else chosen or own_window(net)
     _check_fixed(seen, net)
     window = triple(w - n for w, n in zip(seen, lost, strict=True))
+    # What the net gives of the smallest window that its maker allows, in whole strides.
+    least_window = [align_up(max(1, n - m), s) for n, m, s in zip(net.least, lost, net.stride, strict=True)]
     is_cropped, at_edge = choice.blend == "crop", choice.placement in ("edge", "even")
     if at_edge:
         window = triple(
             # Slices are not padded across, and windows of one size alone have it in a small volume too.
-            min(w, align_up(n, s)) if (choice.shape == "auto" and not net.fixed[i]) or i == net.across else w
-            for i, (w, n, s) in enumerate(zip(window, shape, net.stride, strict=True))
+            max(least, min(w, align_up(n, s)))
+            if (choice.shape == "auto" and not net.fixed[i]) or i == net.across
+            else w
+            for i, (w, n, s, least) in enumerate(zip(window, shape, net.stride, least_window, strict=True))
         )
     if choice.overlap != "auto":
         given = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
@@ -65,7 +71,7 @@ def choose_windows(
             _check_length(axis, shape[i], net)
             _check_fits(axis, window[i], shape[i], lost[i])
     if choice.shape == "auto" and not at_edge:
-        fitted = _fitted(window, overlap, net.stride, shape)
+        fitted = map(max, least_window, _fitted(window, overlap, net.stride, shape))
         window = triple(only - n if only else size for only, size, n in zip(net.fixed, fitted, lost, strict=True))
     return (
         triple(w + n for w, n in zip(window, lost, strict=True)),
@@ -118,9 +124,15 @@ def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> T
 
 
 def own_window(net: NetFacts) -> Triple:
-    """Return the net's own window in whole strides; four times its halo where that would leave next to no core."""
+    """Return the net's own window in whole strides; four times its halo where that would leave next to no core.
+
+    Of slices there are fewer then, so that a window has no more voxels than its slices need.
+    """
     halo = aligned_halo(net)
-    sizes = (w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True))
+    sizes = [w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True)]
+    if (across := net.across) is not None:
+        slices = math.prod(net.window) * sizes[across] // math.prod(sizes)
+        sizes[across] = max(2 * halo[across] + 1, min(sizes[across], slices))
     aligned = (r + align_up(size - r, s) for size, s, r in zip(sizes, net.stride, net.remainder, strict=True))
     return triple(only or size for only, size in zip(net.fixed, aligned, strict=True))
 

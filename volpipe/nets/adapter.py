@@ -7,8 +7,10 @@ nets that return something else than one tensor.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -24,6 +26,9 @@ DEEPEST = 8  # tuples and dictionaries within each other, searched for tensors
 # Orders of z, y, x that bring the axis across a plane to the front, by plane.
 ORDERS = {"yx": (0, 1, 2), "zx": (1, 0, 2), "zy": (2, 0, 1)}
 TRIED_SIZES = (16, 32, 64)  # of windows along each axis, to tell nets of slices from nets of volumes
+GRADIENTS = re.compile("grad|inference (mode|tensor)", re.IGNORECASE)  # in what torch says where there are none
+
+_with_gradients = WeakSet[nn.Module]()
 
 
 class Adapter(nn.Module):
@@ -108,7 +113,7 @@ class Adapter(nn.Module):
         return super().to(*args, **kwargs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        out = self._out(windows)  # classes and thresholds are numbers as others
+        out = self._out(windows).detach()  # classes and thresholds are numbers as others
         return out.float() if windows.is_floating_point() and not out.is_floating_point() else out
 
     def _out(self, windows: torch.Tensor) -> torch.Tensor:
@@ -152,8 +157,8 @@ class Adapter(nn.Module):
     def _call(self, data: torch.Tensor) -> Any:  # Any: whatever the net returns
         """Return what the net returns for a copy of `data`, which it may change."""
         if not self.one_by_one or len(data) == 1:
-            return self.net(data.clone())
-        parts = [outputs_of(self.net(part.clone())) for part in torch.split(data, 1)]
+            return called(self.net, data)
+        parts = [outputs_of(called(self.net, part)) for part in torch.split(data, 1)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def described_outputs(self, windows: torch.Tensor) -> tuple[str, ...]:
@@ -182,6 +187,23 @@ class Adapter(nn.Module):
             return {name: out.permute(back) if out.ndim == len(back) else out for name, out in values.items()}
 
 
+def called(net: nn.Module, data: torch.Tensor) -> Any:  # Any: whatever the net returns
+    """Return what `net` returns for a copy of `data`, which it may change; with gradients where its code takes some.
+
+    Without them, as nets run, such code fails.
+    """
+    if net not in _with_gradients:
+        try:
+            return net(data.clone())
+        except RuntimeError as error:
+            if not GRADIENTS.search(str(error)):
+                raise
+    with torch.inference_mode(False), torch.enable_grad():
+        out = net(data.clone())
+    _with_gradients.add(net)
+    return out
+
+
 def adapted(net: nn.Module, choice: NetChoice) -> Adapter:
     """Return a user's `net` with the interface of ours.
 
@@ -206,14 +228,20 @@ def takes_slices(net: nn.Module, context: int, *, is_asked: bool) -> bool:
     return 4 in ranks or is_asked or _takes_any(net, channels, 2)
 
 
+def takes_single(net: nn.Module) -> bool:
+    """Return whether a net takes windows of float32, of volumes or of slices, with the numbers that it has."""
+    channels = possible_channels(net)
+    return _takes_any(net, channels, 3) or _takes_any(net, channels, 2)
+
+
 def _takes_any(net: nn.Module, channels: Sequence[int], num_axes: int) -> bool:
     for size in TRIED_SIZES:
         for number in channels:
             try:
                 with torch.inference_mode():
-                    net(torch.zeros((1, number, *(size,) * num_axes)))
+                    called(net, torch.zeros((1, number, *(size,) * num_axes)))
                 return True
-            except Exception as error:  # whatever the net's code raises for such a window
+            except (Exception, SystemExit) as error:  # whatever the net's code raises for such a window
                 if is_shortage(error):  # which says nothing of its axes
                     raise
     return False

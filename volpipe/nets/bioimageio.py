@@ -16,8 +16,8 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
-from volpipe.nets.adapter import outputs_of
-from volpipe.nets.bioimageio_ops import LETTERS, STATISTICS, Step, output_intensity, split_normalisation
+from volpipe.nets.adapter import called, outputs_of
+from volpipe.nets.bioimageio_ops import EACH, LETTERS, STATISTICS, Step, output_intensity, split_normalisation
 from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
 from volpipe.nets.onnx import OnnxGraph, check_size
 
@@ -63,6 +63,10 @@ class PackageNet(nn.Module):
         self.shrink, self.margin = package.shrink, package.margin
         if package.halo is not None:
             self.halo = package.halo
+        several = range(package.output.channels if package.output.channels > 1 else 0)
+        is_each = any(step.kind in EACH for step in package.output.steps)  # each channel for itself
+        regions = [{"name": f"channel {i}"} for i in several if is_each]
+        self.of_maker: dict[str, object] = {"least": package.least, "regions": regions}
         self.is_flat = "z" not in package.input.axes
         self.planes = ("yx",) if self.is_flat else ()
         sizes = list(zip(FLAT_WINDOW if self.is_flat else WINDOW, package.least, package.step, strict=True))
@@ -107,7 +111,7 @@ class PackageNet(nn.Module):
                     f"net {self.package.name} takes windows of {self.package.least} voxels or more, not {sizes}; "
                     "set windows.shape to so many"
                 )
-        return _through(self._after, self._run(_through(self._before, windows))).float()
+        return _through(self._after, self._run(_through(self._before, windows))).detach().float()
 
     def _run(self, data: torch.Tensor) -> torch.Tensor:
         """Return the bare network's output for `data` (n, c, z, y, x)."""
@@ -128,7 +132,10 @@ class PackageNet(nn.Module):
         return not isinstance(self._inner.input.shape[self.package.input.axes.index("b")], int)
 
     def _call(self, data: torch.Tensor) -> torch.Tensor:
-        out: Any = self._inner(data)  # Any: whatever the net's code returns
+        inner = self._inner
+        out: Any = (
+            called(inner, data) if isinstance(inner, nn.Module) else inner(data)
+        )  # Any: whatever its code returns
         values = list(outputs_of(out).values())
         if len(values) == self.package.num_outputs:
             out = values[self.package.output_index]

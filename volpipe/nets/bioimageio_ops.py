@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LETTERS = "bczyx"
 UNITS = ("sigmoid", "softmax", "binarize")  # which give 0 to 1
+EACH = ("sigmoid", "binarize")  # which look at each channel for itself
 STATISTICS = ("zero_mean_unit_variance", "scale_range")
 EPS = 1e-6
 

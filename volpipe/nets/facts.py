@@ -84,6 +84,17 @@ class Interpolation(BaseModel):
         return triple(self.order_z if is_apart and axes == [axis] else self.order for axis in range(3))
 
 
+class Region(NamedTuple):
+    """What a channel of a net shows that was trained on regions, which overlap, each with a channel of its own.
+
+    Attributes:
+        label: that its voxels have where no later channel's region is, 0 where its maker names none.
+    """
+
+    name: str
+    label: int = 0
+
+
 class NetFacts(BaseModel):
     """The facts of a net that a plan needs; sizes in input voxels (z, y, x).
 
@@ -111,6 +122,8 @@ class NetFacts(BaseModel):
         interpolation: how volumes of other voxels are resampled to these; None where they are refused.
         dtype: of what a function on arrays gives, which gets voxels as they are stored; "" of a net.
         crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
+        regions: one for each channel where these are no exclusive classes.
+        least: the smallest window that its maker allows.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -142,13 +155,16 @@ class NetFacts(BaseModel):
     spacing: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
     interpolation: Interpolation | None = None
     crops_zeros: bool = False
+    regions: tuple[Region, ...] = ()
+    least: Sizes = (1, 1, 1)
     dtype: str = ""
 
     @model_serializer(mode="wrap")
     def _of_net(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Return all of it, of a net without the type that functions have."""
+        """Return all of it, without what few nets have where it has none of that."""
         tree: dict[str, object] = dump(self)
-        return tree if self.dtype else {key: value for key, value in tree.items() if key != "dtype"}
+        nothing = {"dtype": self.dtype, "regions": self.regions, "least": max(self.least) > 1}
+        return {key: value for key, value in tree.items() if nothing.get(key, True)}
 
     def of_array(self, array: NetArray) -> NetFacts:
         """Return the facts of one of the outputs that are joined."""
@@ -512,12 +528,18 @@ def cautions(recipe: Recipe, facts: NetFacts) -> list[str]:
             f"net {facts.label} gives {len(facts.outputs)} outputs ({', '.join(facts.outputs)}), of which the one "
             "on the grid of its input is taken; net.output names another"
         )
-    if not facts.tile_invariant and windows.placement == "lattice":
+    if not facts.tile_invariant and windows.placement == "lattice" and any(map(int.__lt__, facts.margin, facts.halo)):
+        sentences.append(
+            f"net {facts.label} sees further than the halo of {list(facts.halo)} voxels that its windows have, by how "
+            "far is not known: seams may show, faint ones if it sees little of what is so far; if you know its halo, "
+            "set net.halo"
+        )
+    elif not facts.tile_invariant and windows.placement == "lattice":
         sentences.append(
             f"net {facts.label} looks at whole windows, and windows.placement=lattice shows it other surroundings than "
             "its maker's tools: expect seams, and another output for other windows"
         )
-    elif not facts.tile_invariant:
+    elif not facts.tile_invariant and (facts.windows is None or windows.shape != facts.windows.shape):
         sentences.append(
             f"net {facts.label} looks at whole windows, tiled as MONAI and nnU-Net do (windows.placement="
             f"{windows.placement}): outputs depend on the window's size; set windows.shape to that of its training"

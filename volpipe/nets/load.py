@@ -18,7 +18,7 @@ import inspect
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets import files
-from volpipe.nets.cache import file_of, file_of_code, kept, once, without_weights
+from volpipe.nets.cache import file_of, file_of_code, kept, once
 from volpipe.nets.facts import (
     NetFacts,
     check_shipped,
@@ -36,11 +36,11 @@ from volpipe.nets.facts import (
     weights_path,
 )
 from volpipe.nets.files import short_hash
-from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError, only_tensor, reason
+from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError, is_shortage, only_tensor, reason
 from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
 from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
-from volpipe.recipes.inference import NetChoice
+from volpipe.recipes.inference import NetChoice, Windows
 from volpipe.resolve import describe_error, load_function, nearest
 from volpipe.units import count
 from volpipe.volumes.volume import Volume
@@ -55,6 +55,8 @@ ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remaind
 # Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
 # compiler: 1.7 s and 70 MiB (2026-11).
 MOST_COMPUTED = 32**3
+# Voxels of a slice of which each may see all, and how many slices with neighbours, in a window.
+LARGE_SLICES = (((512, 512), 1), ((256, 256), 16))
 SMALL = 16  # voxels along an axis of a window that is computed twice
 
 log = logging.getLogger(__name__)
@@ -78,30 +80,56 @@ def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | Non
         return build_function(choice, search_path)
     is_program = files.is_program(choice.name)
     net = files.load_program(choice, search_path) if is_program else _call(choice, search_path)
-    if choice.weights is not None:
-        load_weights(net, weights_path(choice.weights, search_path), choice.weights_key)
-    with contextlib.suppress(NotImplementedError):  # torch.export fixed the mode when it made the file
-        net.eval()
-    for parameter in net.parameters():
-        parameter.requires_grad_(False)
-    is_served = is_shipped(choice) or hasattr(net, "package")  # as one of ours
-    if is_served and not (choice.plane or choice.context or (is_shipped(choice) and choice.output is not None)):
-        return net
-    from volpipe.nets.adapter import Adapter, adapted
+    with refusing(choice):
+        if choice.weights is not None:
+            load_weights(net, weights_path(choice.weights, search_path), choice.weights_key)
+        with contextlib.suppress(NotImplementedError):  # torch.export fixed the mode when it made the file
+            net.eval()
+        for parameter in net.parameters():
+            parameter.requires_grad_(False)
+        is_served = is_shipped(choice) or hasattr(net, "package")  # as one of ours
+        if is_served and not (choice.plane or choice.context or (is_shipped(choice) and choice.output is not None)):
+            return net
+        from volpipe.nets.adapter import Adapter, adapted
 
-    net = _as_float32(net)
-    adapter = adapted(net, choice) if facts is None else Adapter(net, choice, is_flat=bool(facts.planes))
+        net = _as_float32(net)
+        adapter = adapted(net, choice) if facts is None else Adapter(net, choice, is_flat=bool(facts.planes))
     # An output with as many voxels as its window lacks none; where it does, and unevenly, is known once it is measured.
     adapter.uneven = functools.cache(lambda: cached_geometry(choice, search_path))
     return adapter
 
 
+@contextlib.contextmanager
+def refusing(choice: NetChoice) -> Iterator[None]:
+    """Refuse in a sentence a net whose own code fails meanwhile, wherever that is called.
+
+    Raises:
+        VolpipeError: with the name of the net, and the words of the error.
+    """
+    try:
+        yield
+    except VolpipeError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the net's own code raises
+        if is_shortage(error):
+            raise
+        log.debug("net %s fails", choice.name, exc_info=True)
+        raise VolpipeError(
+            f"net {choice.name}: its code fails: {describe_error(error) or type(error).__name__}"
+        ) from error
+
+
 def _as_float32(net: nn.Module) -> nn.Module:
-    """Return a user's net with its weights as float32, as windows are; half precision is the recipe's to choose."""
+    """Return a user's net with its weights as float32, as windows are; half precision is the recipe's to choose.
+
+    A net whose code casts windows to the types of its own numbers stays as it is.
+    """
     import torch
 
+    from volpipe.nets.adapter import takes_single
+
     types = {tensor.dtype for tensor in net.state_dict().values() if isinstance(tensor, torch.Tensor)}
-    if not types & {torch.float16, torch.bfloat16, torch.float64}:
+    if not types & {torch.float16, torch.bfloat16, torch.float64} or takes_single(net):
         return net
     return net.float()
 
@@ -173,8 +201,10 @@ def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
 
 
 @once
-def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
+def describe(choice: NetChoice, search_path: str = "", window: Triple | None = None) -> NetFacts:
     """Return the facts of the net of `choice`: the shipped ones, or those of the net, built.
+
+    A `window` that its user has chosen is tried where the net takes no usual one.
 
     Facts of shipped nets with other options and weights are kept in the user's cache, so that planning does not import
     torch.
@@ -189,11 +219,11 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     known = look_up(choice)
     if known is not None:
         return NetFacts.model_validate(known)
-    return kept(file_of(choice, search_path, "facts"), NetFacts, lambda: examine(choice, search_path))
+    return kept(file_of(choice, search_path, "facts"), NetFacts, lambda: examine(choice, search_path, window))
 
 
-def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
-    """Return the facts of the net of `choice`, which is built."""
+def examine(choice: NetChoice, search_path: str = "", window: Triple | None = None) -> NetFacts:
+    """Return the facts of the net of `choice`, which is built; `window` as for `describe`."""
     net = build_net(choice, search_path)
     files.run_self_test(net)
     facts: dict[str, Any] = {  # Any: attributes of a net, checked by NetFacts
@@ -212,12 +242,13 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "remainder": (0, 0, 0),
         "shrink": (1, 1, 1),
     }
-    declared = _declared(net, facts) | getattr(net, "of_maker", {}) | _overrides(choice)
+    with refusing(choice):
+        declared = _declared(net, facts) | getattr(net, "of_maker", {}) | _overrides(choice)
     facts |= declared
     missing = [key for key in GEOMETRY if key not in declared]
     if set(missing) - {"out_channels"}:  # check_shapes finds wrong out_channels
         try:
-            geometry = cached_geometry(choice, search_path)
+            geometry = cached_geometry(choice, search_path, window)
         except UnmeasurableError as error:
             if not choice.accept_tile_variance or isinstance(error, OutputError):
                 keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
@@ -226,17 +257,22 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         facts |= {key: getattr(geometry, key) for key in missing}
         facts |= {key: getattr(geometry, key) for key in MEASURED_TOO if key not in declared}
         facts |= {"outputs": geometry.outputs, "arrays": geometry.arrays}
-        if geometry.whole_window:
+        if geometry.whole_window or (geometry.further and "halo" in missing):
             facts["tile_invariant"] = False
+        if geometry.further and "halo" in missing and not normalising_layers(net):
+            facts["windows"] = Windows(blend="crop", placement="lattice")  # with the halo that it gets
         if "window" not in declared and not any(geometry.fixed) and (any(geometry.margin) or max(geometry.shrink) > 1):
             facts["window"] = _window(facts)
     if any(facts["margin"]):
         facts["halo"] = _halo_of_margin(facts)
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
-    facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     facts |= {"planes": getattr(net, "planes", ()), "context": getattr(net, "context", 0)}
+    if "window" not in declared and len(facts["planes"]) == 1 and not facts["tile_invariant"]:
+        facts["window"] = net.in_volume(*LARGE_SLICES[facts["context"] > 0])  # type: ignore[operator]  # an Adapter
+    facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     facts |= {"label": files.label_of(choice.name), "num_parameters": files.num_parameters(net)}
-    facts["weights_sha256"] = weights_digest(choice, net, search_path)
+    with refusing(choice):
+        facts["weights_sha256"] = weights_digest(choice, net, search_path)
     try:
         return NetFacts(**facts)
     except ValidationError as error:
@@ -285,8 +321,8 @@ def _window(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
     )
 
 
-def cached_geometry(choice: NetChoice, search_path: str) -> Geometry:
-    """Return the geometry of the net of `choice`: from the user's cache while its code is the same, else measured.
+def cached_geometry(choice: NetChoice, search_path: str, window: Triple | None = None) -> Geometry:
+    """Return the geometry of the net of `choice`: from the user's cache if code and weights are, else measured.
 
     Raises:
         UnmeasurableError: it cannot be measured, or not within the time.
@@ -295,17 +331,20 @@ def cached_geometry(choice: NetChoice, search_path: str) -> Geometry:
     def build() -> nn.Module:
         from volpipe.nets.adapter import Adapter
 
-        net = build_net(without_weights(choice), search_path)
+        net = build_net(choice, search_path)
         if isinstance(net, Adapter):
             net.uneven = None  # which is measured
         return net
 
     def measure() -> Geometry:
         log.info("net %s does not declare all of its geometry; measuring it", choice.name)
-        layers = normalising_layers(build_net(without_weights(choice), search_path))
-        return measure_geometry(build, whole_window=", ".join(layers))
+        return measure_geometry(build, whole_window=", ".join(normalising_layers(net)), hint=window)
 
-    return kept(file_of_code(choice, search_path, "geometry"), Geometry, measure)
+    net = build()
+    # Buffers and gates that are zero until weights are loaded act on what a net sees.
+    with refusing(choice):
+        memory = file_of_code(choice, search_path, f"geometry of {weights_hash(net)} by {window}")
+        return kept(memory, Geometry, measure)
 
 
 def fitted(choice: NetChoice, facts: NetFacts, volume: Volume, search_path: str = "") -> NetFacts:
@@ -342,7 +381,8 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     )  # fmt: skip
     memory = file_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {facts.weights_sha256}")
     try:
-        kept(memory, bool, lambda: _agrees(choice, facts, window, search_path, declared))
+        with refusing(choice):
+            kept(memory, bool, lambda: _agrees(choice, facts, window, search_path, declared))
     except UnmeasurableError as error:
         if not choice.accept_tile_variance:
             raise PlanError(
@@ -356,7 +396,7 @@ def _agrees(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str
     """Return True for a net whose windows agree; the others are refused."""
 
     def build() -> nn.Module:
-        return build_net(without_weights(choice), search_path)
+        return build_net(choice, search_path)
 
     if not files.is_program(choice.name) and choice.weights is None:
         second = weights_hash(build())
@@ -441,9 +481,13 @@ def weights_hash(net: nn.Module) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name, tensor in sorted(net.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for name, value in sorted(net.state_dict().items()):
+        if not isinstance(value, torch.Tensor):  # what a module has beside tensors, such as its packed weights
+            digest.update(f"{name} {value!r}\n".encode())
+            continue
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        tensor = value.dequantize() if value.is_quantized else value.to_dense() if value.is_sparse else value
+        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

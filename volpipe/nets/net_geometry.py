@@ -5,11 +5,15 @@ Not here: the measuring (receptive_field, receptive_field_probe).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
@@ -35,7 +39,22 @@ class UnmeasurableError(VolpipeError):
 
 
 class WholeWindowError(UnmeasurableError):
-    """A net whose output depends on its whole window, or on more of it than can be measured."""
+    """A net whose output depends on its whole window, or on the place of a voxel in it.
+
+    `is_seen` tells that a trial shows the first.
+    """
+
+    def __init__(self, fault: str, remedy: str = KEYS, *, is_seen: bool = False) -> None:
+        super().__init__(fault, remedy)
+        self.is_seen = is_seen
+
+
+class FarReachError(UnmeasurableError):
+    """A net whose output depends on voxels further away than was tried; `reach` is how far that was."""
+
+    def __init__(self, fault: str, remedy: str = KEYS, *, reach: int = 0) -> None:
+        super().__init__(fault, remedy)
+        self.reach = reach
 
 
 class OutputError(UnmeasurableError):
@@ -101,6 +120,7 @@ class Geometry:
         margin, remainder, shrink: as in NetFacts.
         in_channels: number of the input's channels.
         whole_window: why tiles differ from the whole, whatever the halo; "" where they do not.
+        further: how far it sees at least, where its reach was not found; `before` and `after` are less than that then.
         fixed: the only sizes of windows that it takes; 0 along an axis where it takes others.
         uneven: input voxels that the output lacks less before than behind, 0 or 1; the margin is the larger.
         least: a small window that the net takes, and its output.
@@ -118,6 +138,7 @@ class Geometry:
     shrink: Triple = (1, 1, 1)
     in_channels: int = 1
     whole_window: str = ""
+    further: str = ""
     fixed: Triple = (0, 0, 0)
     uneven: Triple = (0, 0, 0)
     least: tuple[Triple, Triple] | None = None
@@ -165,24 +186,40 @@ def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) 
     import torch
 
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), _uncompiled(), np.errstate(all="ignore"):  # windows have very large values
             out: Any = net(windows)  # Any: whatever the net's code returns
     except UnmeasurableError:
         raise
     except ImportError as error:
         raise OutputError(f"its code needs what is not installed: {reason(error)}", "install it") from error
-    except Exception as error:  # whatever the net's code makes of such a window
-        _, channels, *shape = windows.shape
-        raise UnmeasurableError(
-            f"it takes no window of {tuple(shape)} voxels and {count(channels, 'channel')}: {reason(error)}",
-            "let its forward, or that of a module around it, take (n, c, z, y, x) of any n, or slices (n, c, y, x), "
-            "and nothing else; give it the attribute in_channels, if it takes another number, and fixed = (z, y, x), "
-            "if it takes windows of that size alone",
-        ) from error
+    except (Exception, SystemExit) as error:  # whatever the net's code makes of such a window
+        raise refusal(windows, error) from error
     return only_tensor(out)
 
 
-def reason(error: Exception) -> str:
+def refusal(windows: torch.Tensor, error: BaseException) -> UnmeasurableError:
+    """Return the error of a net whose code fails with `error` for `windows` (n, c, z, y, x)."""
+    _, channels, *shape = windows.shape
+    return UnmeasurableError(
+        f"it takes no window of {tuple(shape)} voxels and {count(channels, 'channel')}, "
+        f"{str(windows.dtype).removeprefix('torch.')}: {reason(error)}",
+        "let its forward, or that of a module around it, take (n, c, z, y, x) of any n, or slices (n, c, y, x), "
+        "and nothing else; give it the attribute in_channels, if it takes another number, and fixed = (z, y, x), "
+        "if it takes windows of that size alone",
+    )
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[None]:
+    """Return in which the parts of a net that torch.compile made run as they are written: windows have many sizes."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
+        return contextlib.nullcontext()
+    import torch
+
+    stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def reason(error: BaseException) -> str:
     """Return why the code of a net failed, in one line: the last of a trace within TorchScript, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = lines[-1] if "TorchScript" in lines[0] else lines[0]

@@ -147,9 +147,26 @@ class Results:
     def num_classes(self) -> int:
         """Channels of the output: one for each label, or for each region of labels."""
         labels = self.dataset.get("labels", {})
-        if self.has_regions:
-            return len([name for name in labels if name not in ("background", "ignore")])
-        return len([name for name in labels if name != "ignore"])
+        return len(self.regions) if self.has_regions else len([name for name in labels if name != "ignore"])
+
+    @cached_property
+    def regions(self) -> list[dict[str, object]]:
+        """The name and the label of each region (`facts.Region`), in the order in which nnU-Net paints their labels.
+
+        As in its LabelManager (nnunetv2 2.8), regions of the background alone have no channel.
+
+        Raises:
+            VolpipeError: the data set has another number of labels.
+        """
+        labels, order = self.dataset.get("labels", {}), self.dataset.get("regions_class_order") or []
+        parts = {name: set(part if isinstance(part, list) else [part]) for name, part in labels.items()}
+        names = [name for name, part in parts.items() if name != "ignore" and part != {0}]
+        if order and (len(order) != len(names) or not all(isinstance(n, int) and n >= 0 for n in order)):
+            raise VolpipeError(
+                f"dataset.json has {len(names)} regions ({', '.join(names)}) and the regions_class_order {order}; give "
+                "one label for each"
+            )
+        return [{"name": name, "label": label} for name, label in zip(names, order or [0] * len(names), strict=True)]
 
     @property
     def has_regions(self) -> bool:
@@ -204,6 +221,7 @@ def _built(results: Results) -> nn.Module:
         "padding": made.padding,
         "windows": Windows(shape=window, overlap=overlap, blend="gaussian", placement="even"),
         "output": Output(activation="sigmoid") if results.has_regions else Output(kind="classes"),
+        "regions": results.regions if results.has_regions else (),
         # Ones are what files without a voxel size have.
         "spacing": spacing if set(spacing) - {0, 1} else None,
         "interpolation": _interpolation(results, greys),

@@ -60,9 +60,12 @@ class OnnxGraph:
         if data.device.type == "meta":
             raise NotImplementedError("onnxruntime has no shapes without values")
         session = self._session(data.device.type)
-        values = data.detach().cpu().contiguous().numpy().astype(TYPES[self.input.type], copy=False)
+        with np.errstate(over="ignore"):  # what half precision cannot hold is infinite there, as in torch
+            values = data.detach().cpu().contiguous().numpy().astype(TYPES[self.input.type], copy=False)
         outs = session.run(self.outputs, {self.input.name: values})
-        tensors = (torch.from_numpy(out.astype(np.float32, copy=False)).to(data.device) for out in outs)
+        with np.errstate(over="ignore"):
+            singles = [out.astype(np.float32, copy=False) for out in outs]
+        tensors = (torch.from_numpy(single).to(data.device) for single in singles)
         return dict(zip(self.outputs, tensors, strict=True))
 
     def _session(self, device: str) -> Any:  # Any: onnxruntime has no types

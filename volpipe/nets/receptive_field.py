@@ -1,7 +1,9 @@
 """The geometry of a net, measured from outside: scale, stride and halo.
 
-Not here: what a net declares (load), or the error of a smaller halo (halo_search). A net is measured with other
-weights: random ones for scale and stride; positive ones for the halo, so that no two influences on an output cancel.
+Not here: what a net declares (load), or the error of a smaller halo (halo_search). A net is measured with random
+parameters for scale and stride, so that what its weights leave out counts, with positive ones for the halo, so that no
+two influences on an output cancel, and with those that it has. Its buffers are as it has them, such as a kernel that
+came with its weights.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.net_geometry import (
     KEYS,
+    FarReachError,
     Geometry,
     NetArray,
     Ratio,
@@ -25,7 +28,18 @@ from volpipe.nets.net_geometry import (
     WholeWindowError,
     run_net,
 )
-from volpipe.nets.receptive_field_probe import reach_along, reaches_past
+from volpipe.nets.receptive_field_probe import (
+    FIRST_REACH,
+    MOST_REACH,
+    MOST_REACH_OF_SLICES,
+    MOST_VOXELS,
+    DeadNetError,
+    far_reach,
+    reach_along,
+    reaches_middle,
+    reaches_past,
+    sees_all,
+)
 from volpipe.nets.window_sizes import STRIDES, AxisSizes, Shapes, window_sizes
 
 if TYPE_CHECKING:
@@ -36,12 +50,24 @@ Build = Callable[[], "nn.Module"]
 Net = Callable[["torch.Tensor"], "torch.Tensor"]
 
 SEED = 0
-FIRST_LENGTH, MOST_LENGTH = 96, 384  # of the windows, along the axis that is measured
+FIRST_LENGTH = 96  # of the windows, along the axis that is measured
+LIKELY_LENGTH = 384  # up to which windows are tried before it is asked whether a net looks at all of them
+# Voxels of the halo of a net that sees further than was tried: windows of four times as many are a million voxels of
+# slices, and 17 million of volumes, and what lies beyond acts by little on most nets.
+FAR_HALO, FAR_HALO_OF_SLICES = 64, 512
+# Of the window over which it is seen that a net looks at all of it: longer than what any other has been found to see.
+WHOLE_LENGTH, WHOLE_VOXELS = 6144, 1 << 18
+LARGEST_STRIDES = [
+    step for step in reversed(STRIDES) if not any(other % step == 0 for other in STRIDES if other > step)
+]
 LATERALS = (4, 8, 16)  # sizes of windows along the axes that are not measured, the least that the net takes
 MOST_SECONDS, LOG_SECONDS = 60.0, 0.5  # of a processor, so that a busy machine refuses no small net
 PATIENCE = 20  # times as long on the wall: for a net that waits, or is given a twentieth of a processor
 MEASURED = ("scale", *(f"{what} along {axis}" for what in ("stride", "halo") for axis in "zyx"))
 SAME = 1e-5  # of the largest output: more than rounding leaves of equal numbers, and far voxels add
+LAST_BITS = 8  # of the type in which a net computes, by which equal numbers may differ where it has few of them
+FAINT = 1e-2  # of the largest output: less than a wrong stride makes, more than voxels beyond most windows add
+SMALL_CHANGE = 1e-3  # of the input
 
 NO_GRADIENT = (
     "no gradient comes through it, as through classes of argmax, a threshold, detach(), no_grad() and numpy",
@@ -74,6 +100,11 @@ class Watch:
 
         return watched
 
+    @property
+    def is_late(self) -> bool:
+        """Whether a quarter of the time is over, so that windows twice as long might take more than there is."""
+        return self._started is not None and self.clock() - self._started[0] > self.most_seconds / 4
+
     def _check_time(self) -> None:
         now, wall = self.clock(), self.wall()
         self._started = self._started or (now, wall)
@@ -94,13 +125,19 @@ class Watch:
 
 
 def measure_geometry(
-    build: Build, in_channels: int | None = None, watch: Watch | None = None, *, whole_window: str = ""
+    build: Build,
+    in_channels: int | None = None,
+    watch: Watch | None = None,
+    *,
+    whole_window: str = "",
+    hint: Triple | None = None,
 ) -> Geometry:
-    """Return the geometry of the net that `build` returns, a new one at each call.
+    """Return the geometry of the net that `build` returns, a new one at each call, with the weights that it runs with.
 
     Args:
         in_channels: of the net; None where it is to be tried.
         whole_window: why tiles of the net differ from the whole, if that is known: only shapes are measured then.
+        hint: a window that its user has chosen.
 
     Raises:
         UnmeasurableError: it takes none of the windows tried, gives what cannot be served, or is too slow.
@@ -114,8 +151,8 @@ def measure_geometry(
         mixed = watch.wrap(_randomised(net, positive=False))
         channels = _channels_to_try(net) if in_channels is None else [in_channels]
         shapes = Shapes(mixed, lambda: _bare(build()), channels)
-        base, sizes, axes = window_sizes(shapes, _only_sizes(net))
-        probe = Probe(build, net, mixed, shapes.channels[0], axes, sizes, watch)
+        base, sizes, axes = window_sizes(shapes, _only_sizes(net), hint)
+        probe = Probe(build, net, mixed, shapes.channels[0], axes, sizes, watch, base)
         ratios = [axis.ratio for axis in axes]
         watch.known["scale"] = str(triple(ratio.scale for ratio in ratios))
         strides, reaches, problem = [axis.step for axis in axes], [(axis.margin, axis.margin) for axis in axes], ""
@@ -142,7 +179,7 @@ def measure_geometry(
             in_channels=shapes.channels[0],
             fixed=sizes if _slice_axis(net) is None else _with(sizes, _slice_axis(net) or 0, 0),
             uneven=triple(axis.uneven for axis in axes),
-            whole_window=problem, least=(base, out),
+            whole_window=problem, further="" if problem else "; ".join(probe.further), least=(base, out),
             outputs=outputs, arrays=arrays,
         )  # fmt: skip
 
@@ -201,6 +238,8 @@ class Probe:
         axes: sizes of windows along z, y, x.
         sizes: the only ones that it takes; 0 along an axis where it takes others.
         watch: on the time.
+        base: a window that it takes.
+        further: along which axes it sees more than was tried, in words.
     """
 
     build: Build
@@ -210,13 +249,26 @@ class Probe:
     axes: Sequence[AxisSizes]
     sizes: Triple
     watch: Watch
+    base: Triple
+    further: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        # As it runs; a window makes sure that random parameters give numbers.
+        self.loaded = self.watch.wrap(_bare(self.build()))
+        window = _noise((1, self.in_channels, *self.base))
+        if not bool(run_net(self.mixed, window).isfinite().all()):
+            self.mixed = self.loaded
+        self.same = rounding(self.mixed, window)
         self.ratios = [axis.ratio for axis in self.axes]
         self.across = _slice_axis(self.net)
         if self.across is not None:
             axis, halo = "zyx"[self.across], getattr(self.net, "context", 0)
             self.watch.known |= {f"stride along {axis}": "1", f"halo along {axis}": str(halo)}
+
+    @property
+    def most(self) -> int:
+        """The longest reach that is tried."""
+        return MOST_REACH if self.across is None else MOST_REACH_OF_SLICES
 
     def padded_geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Return stride and reach along each axis of a net that keeps the size of windows."""
@@ -224,33 +276,90 @@ class Probe:
         measured = [axis for axis in range(3) if axis != self.across]
         strides, likely = [1, 1, 1], (1, FIRST_LENGTH)
         for axis in measured:
-            likely = strides[axis], _ = _stride(
-                self.mixed, self.in_channels, axis, self.axes[axis], sizes=self.sizes, least=least, likely=likely
-            )
+            search = StrideSearch(self, axis, least)
+            likely = strides[axis], _ = search.stride(likely)
             self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
-        draws_weights = hasattr(self.net, "with_random_weights")
-        module = _randomised(self.net if draws_weights else _bare(self.build()).double(), positive=True)
-        positive = self.watch.wrap(module)
-        if not draws_weights:
-            self._check_gradient(positive, strides)
+        nets = self._nets_to_probe(strides)
         reaches = [(getattr(self.net, "context", 0),) * 2] * 3
+        first = FIRST_REACH
         for axis in measured:
-            reaches[axis] = reach_along(
-                positive, self.in_channels, axis, strides=strides, ratios=self.ratios, sizes=self.sizes,
-                is_double=not draws_weights,
-            )  # fmt: skip
+            reaches[axis] = self._reach(nets, axis, strides, least, first)
+            first = self.most if self.further else max(first, min(max(reaches[axis]) + 1, self.most))
             self.watch.known[f"halo along {'zyx'[axis]}"] = str(max(reaches[axis]))
         return strides, reaches
 
-    def _check_gradient(self, positive: Net, strides: Sequence[int]) -> None:
-        """Refuse a net whose numbers come from a threshold or the like, which would hide what it sees."""
+    def _nets_to_probe(self, strides: Sequence[int]) -> list[tuple[Net, bool]]:
+        """Return the net with positive weights, and as it runs, each with whether it computes in float64.
+
+        It does where its code takes that: in float32, changes fade sooner (receptive_field_probe).
+        """
+        if hasattr(self.net, "with_random_weights"):
+            return [(self.watch.wrap(_randomised(self.net, positive=True)), False), (self.loaded, False)]
+        shape = [
+            only or max(align_up(LATERALS[0], 2 * stride), base)
+            for only, base, stride in zip(self.sizes, self.base, strides, strict=True)
+        ]
+        is_double = self._takes_double(shape)
+        nets = [_randomised(_bare(self.build()), positive=True), _bare(self.build())]
+        watched = [self.watch.wrap(net.double() if is_double else net) for net in nets]
+        self._check_gradient(watched[0], shape, is_double=is_double)
+        return [(net, is_double) for net in watched]
+
+    def _takes_double(self, shape: Sequence[int]) -> bool:
+        """Return whether the net runs with all of its numbers in float64; one that makes others itself does not."""
         import torch
 
-        shape = [only or align_up(LATERALS[0], 2 * stride) for only, stride in zip(self.sizes, strides, strict=True)]
-        with torch.enable_grad():
-            window = torch.rand((1, self.in_channels, *shape), dtype=torch.float64, requires_grad=True)
-            if not positive(window).requires_grad:
-                raise UnmeasurableError(*NO_GRADIENT)
+        window = torch.rand((1, self.in_channels, *shape), dtype=torch.float64)
+        try:
+            run_net(self.watch.wrap(_bare(self.build()).double()), window)
+        except SlowNetError:
+            raise
+        except UnmeasurableError as error:
+            log.debug("the net is measured in float32: %s", error)
+            return False
+        return True
+
+    def _reach(
+        self, nets: Sequence[tuple[Net, bool]], axis: int, strides: Sequence[int], least: Triple, first: int
+    ) -> tuple[int, int]:
+        """Return the reach below and above along `axis`: the longest of what each of `nets` shows.
+
+        Args:
+            first: a reach that is likely.
+        """
+        reach, dead = (0, 0), list[DeadNetError]()
+        for net, is_double in nets:
+            try:
+                reach = reach_along(
+                    net, self.in_channels, axis, strides=strides, ratios=self.ratios, sizes=self.sizes, least=least,
+                    first=max(first, 1 + max(reach)), most=self.most, known=reach, is_double=is_double,
+                )  # fmt: skip
+            except DeadNetError as error:
+                dead.append(error)
+            except FarReachError as error:
+                return self._far(error)
+        if len(dead) == len(nets):
+            raise dead[0]
+        return reach
+
+    def _far(self, error: FarReachError) -> tuple[int, int]:
+        """Return the halo that a net gets which sees further than was tried, and remember it."""
+        self.further.append(str(error))
+        halo = min(error.reach, FAR_HALO if self.across is None else FAR_HALO_OF_SLICES)
+        return halo, halo
+
+    def _check_gradient(self, positive: Net, shape: Sequence[int], *, is_double: bool) -> None:
+        """Refuse a net whose numbers come from a threshold or the like, which would hide what it sees.
+
+        Of one without a gradient, such as by detach() or numpy, a small change of all voxels shows it.
+        """
+        import torch
+
+        window = torch.rand((1, self.in_channels, *shape), dtype=torch.float64 if is_double else torch.float32)
+        first = run_net(positive, window)
+        changed = run_net(positive, window * (1 + SMALL_CHANGE * torch.rand_like(window)))
+        if float((first != changed).double().mean()) < 0.5 and not _has_gradient(positive, window):
+            raise UnmeasurableError(*NO_GRADIENT)
 
     def geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Return stride and reach along each axis of a net whose output lacks a margin of its window."""
@@ -292,11 +401,14 @@ class Probe:
             line = line * _noise((1, 1, *(n if i == axis else 1 for i, n in enumerate(larger))))
             end = line.narrow(2 + axis, larger[axis] - strides[axis], strides[axis])
             end.mul_(6).sub_(2)  # the largest and the smallest values are not in all windows
-        first = run_net(self.mixed, _cut(line, [0] * 3, window if is_fixed else larger))
-        moved = run_net(self.mixed, _cut(line, places, window))
         start = [n + shift for n, shift in zip(inner, shifts, strict=True)]
-        kept = [n - 2 * i - is_fixed * shift for n, i, shift in zip(moved.shape[2:], inner, shifts, strict=True)]
-        return min(kept) > 0 and _is_near(_cut(first, start, kept), _cut(moved, inner, kept))
+        for net in dict.fromkeys((self.mixed, self.loaded)):
+            first = run_net(net, _cut(line, [0] * 3, window if is_fixed else larger))
+            moved = run_net(net, _cut(line, places, window))
+            kept = [n - 2 * i - is_fixed * shift for n, i, shift in zip(moved.shape[2:], inner, shifts, strict=True)]
+            if min(kept) <= 0 or not _is_near(_cut(first, start, kept), _cut(moved, inner, kept), self.same):
+                return False
+        return True
 
     def _stride(self, axis: int) -> int:
         """Return the least stride along `axis` by which windows agree, away from their faces."""
@@ -309,18 +421,33 @@ class Probe:
                 inner[axis] = sizes.ratio.out(share * max(step, 2 * sizes.ratio.shrink))
                 if self.agree([axis], [*lateral[:axis], step, *lateral[axis + 1 :]], inner):
                     return step
-        raise WholeWindowError(
-            f"no shift along axis {'zyx'[axis]} by up to {STRIDES[-1]} voxels leaves the output as it is"
+        raise self._whole(
+            axis, f"no shift along axis {'zyx'[axis]} by up to {STRIDES[-1]} voxels leaves the output as it is"
         )
 
     def _padding(self, axis: int, strides: Sequence[int]) -> int:
         """Return how far from its faces the output differs from that of a larger window, in strides of input voxels."""
-        for steps in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24):
+        tried = 0
+        for steps in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, *(32 << n for n in range(7))):
             inner = [0, 0, 0]
             inner[axis] = self.ratios[axis].out(steps * strides[axis])
+            if steps > 24 and (steps * strides[axis] > self.most or self.watch.is_late):
+                break
             if self.agree([axis], strides, inner):
                 return steps * strides[axis]
-        raise WholeWindowError(f"windows disagree along axis {'zyx'[axis]}, however far from their faces")
+            tried = steps * strides[axis]
+        error = self._whole(axis, f"windows disagree along axis {'zyx'[axis]} {tried} voxels from their faces")
+        if error.is_seen:
+            raise error
+        return self._far(far_reach(axis, tried))[0]
+
+    def _whole(self, axis: int, found: str) -> WholeWindowError:
+        """Return the error of a net that is `found` to be no function of places nearby, with why, as far as is seen."""
+        sizes = self.axes[axis]
+        window = [only or own.window(1, own.step) for only, own in zip(self.sizes, self.axes, strict=True)]
+        window[axis] = self.sizes[axis] or sizes.window(sizes.ratio.out(2 * self.most), sizes.step)
+        is_only = bool(self.sizes[axis])
+        return whole_window(self.mixed, self.in_channels, axis, window, sizes.step, found, is_only=is_only)
 
 
 def _cut(data: torch.Tensor, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
@@ -330,8 +457,78 @@ def _cut(data: torch.Tensor, start: Sequence[int], size: Sequence[int]) -> torch
     return data
 
 
-def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return float((one - other).abs().max()) <= SAME * float(one.abs().max())
+def _is_near(one: torch.Tensor, other: torch.Tensor, same: float = SAME) -> bool:
+    """Return whether two outputs differ by no more than `same` of the largest; NaN and infinity are like themselves."""
+    alike = (one == other) | (one.isnan() & other.isnan())
+    differs = (one - other).abs().masked_fill(alike, 0)
+    return float(differs.max()) <= same * float(one.abs().max().nan_to_num())
+
+
+def rounding(net: Net, window: torch.Tensor) -> float:
+    """Return by how much equal outputs of `net` may differ, of the largest: more where its code computes in few bits.
+
+    That is seen in the types of all numbers that it makes for `window`, in autocast as well.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    seen = set[torch.dtype]()
+
+    class Types(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:  # Any: as torch has it
+            out = func(*args, **(kwargs or {}))
+            seen.update(leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+            return out
+
+    try:
+        with Types():  # type: ignore[no-untyped-call]  # torch has no types for it
+            run_net(net, window)
+    except SlowNetError:
+        raise
+    except UnmeasurableError as error:  # some operators are not for such modes
+        log.debug("the types in which the net computes cannot be seen: %s", error)
+    few = [torch.finfo(dtype).eps for dtype in seen & {torch.float16, torch.bfloat16}]
+    return max([SAME, *(LAST_BITS * eps for eps in few)])
+
+
+def _has_gradient(net: Net, window: torch.Tensor) -> bool:
+    """Return whether a gradient comes through `net`; one whose code fails with it has none that could be used."""
+    import torch
+
+    with torch.enable_grad():
+        try:
+            return bool(net(window.clone().requires_grad_()).requires_grad)
+        except SlowNetError:
+            raise
+        except Exception as error:  # whatever the net's code makes of it
+            log.debug("the net has no gradient: %s", error)
+            return False
+
+
+def whole_window(
+    net: Net, in_channels: int, axis: int, window: Sequence[int], step: int, found: str, *, is_only: bool = False
+) -> WholeWindowError:
+    """Return the error of a net that is `found` to be no function of places nearby, with what a trial shows of why.
+
+    Args:
+        window: (z, y, x) that is tried.
+        step: voxels at its faces that are changed.
+        is_only: whether the net takes no longer one.
+    """
+    if sees_all(net, in_channels, axis, window, step):
+        return WholeWindowError(
+            f"{found}, and each voxel of the output sees all {window[axis]} of a window: a change at one of its faces "
+            "changes all of them; layers that look at the whole window (norms, attention, global pooling) do that",
+            is_seen=True,
+        )
+    others = ", it sees more than a third of the only window that it takes" if is_only else ""
+    return WholeWindowError(
+        f"{found}, and a change at the face of a window does not change all of the output: its grid is coarser than "
+        f"that{others}, or it depends on the place in the window, as by coordinates or embeddings"
+    )
 
 
 def find_nondeterminism(build: Build, in_channels: int, windows: Sequence[Triple]) -> str:
@@ -394,14 +591,19 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
                 return _disagreement_of_margins(build, net, mixed, in_channels, declared, small)
             except UnmeasurableError:  # it takes longer windows alone
                 return _disagreement_of_margins(build, net, mixed, in_channels, declared, window)
+        loaded = _bare(build())
         positive = _randomised(net, positive=True)
         halo = declared.aligned_halo()
         for axis in range(3):
             shape = _probe_window(positive, in_channels, axis, window, halo, declared, sizes)
             stride, ratio = declared.stride[axis], declared.ratios[axis]
-            if reaches_past(positive, in_channels, axis, window=shape, halo=halo[axis], stride=stride, ratio=ratio):
-                return f"halo along {'zyx'[axis]}"
-            if not sizes[axis] and not _shifts(mixed, in_channels, axis, shape, halo[axis] + stride, stride, ratio):
+            for net in (positive, loaded):
+                if reaches_past(net, in_channels, axis, window=shape, halo=halo[axis], stride=stride, ratio=ratio):
+                    return f"halo along {'zyx'[axis]}"
+            margin = halo[axis] + stride
+            if not sizes[axis] and not all(
+                _shifts(each, in_channels, axis, shape, margin, stride, ratio) for each in (mixed, loaded)
+            ):
                 return f"stride along {'zyx'[axis]}"
     return ""
 
@@ -416,7 +618,9 @@ def _disagreement_of_margins(
             declared.ratios, declared.margin, declared.remainder, declared.stride, least, strict=True
         )
     ]
-    probe = Probe(build, net, mixed, in_channels, axes, _only_sizes(net), Watch())
+    sizes = _only_sizes(net)
+    window = triple(only or own.least for only, own in zip(sizes, axes, strict=True))
+    probe = Probe(build, net, mixed, in_channels, axes, sizes, Watch(), window)
     halo = declared.aligned_halo()
     inner = [r.out(h - m) for r, h, m in zip(declared.ratios, halo, declared.margin, strict=True)]
     for axis in range(3):
@@ -446,8 +650,14 @@ def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
     return triple(size if i == axis else n for i, n in enumerate(sizes))
 
 
-def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, ratio: Ratio) -> bool:
-    """Return whether shifting the input by `stride` along `axis` only shifts the output, `margin` off the faces."""
+def _shifts(
+    net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, ratio: Ratio, same: float = 0.0
+) -> bool:
+    """Return whether shifting the input by `stride` along `axis` only shifts the output, `margin` off the faces.
+
+    Args:
+        same: by how much outputs may differ, of the largest; 0 for what the net's types leave.
+    """
     length = window[axis]
     margin = align_up(max(margin, stride), ratio.shrink)
     count = ratio.out(length - 2 * margin)
@@ -457,7 +667,7 @@ def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, 
     still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, ratio.out(margin), count)
     moved = run_net(net, line.narrow(2 + axis, stride, length))
     moved = moved.narrow(2 + axis, ratio.out(margin - stride), count)
-    return _is_near(still, moved)
+    return _is_near(still, moved, same or rounding(net, line.narrow(2 + axis, 0, length)))
 
 
 def _least(net: Net, in_channels: int, axes: Sequence[AxisSizes], sizes: Triple) -> Triple:
@@ -480,7 +690,10 @@ def _bare(net: nn.Module) -> nn.Module:
 
 
 def _randomised(net: nn.Module, *, positive: bool) -> nn.Module:
-    """Return `net` with random weights, in place unless it draws its own: none is zero as if it were untrained."""
+    """Return `net` with random weights, in place unless it draws its own: none is zero as if it were untrained.
+
+    Running statistics of norms would not fit those, and are as in a new net; other buffers stay.
+    """
     import torch
 
     own: Callable[..., nn.Module] | None = getattr(net, "with_random_weights", None)
@@ -492,44 +705,94 @@ def _randomised(net: nn.Module, *, positive: bool) -> nn.Module:
                 parameter.zero_()
                 continue
             inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
             weights = torch.rand_like(parameter) + 0.5 if positive else torch.randn_like(parameter)
             parameter.copy_(weights / (inputs if positive else math.sqrt(inputs)))
+        for name, buffer in net.named_buffers():
+            if name.endswith(("running_mean", "running_var")) and buffer.is_floating_point():
+                buffer.fill_(float(name.endswith("var")))
     return net
 
 
-def _stride(
-    net: Net, in_channels: int, axis: int, own: AxisSizes, *, sizes: Triple, least: Triple, likely: tuple[int, int]
-) -> tuple[int, int]:
-    """Return the least shift of the input along `axis` that only shifts the output, and the window that showed it.
+@dataclass
+class StrideSearch:
+    """The search for the least shift of the input along `axis` that only shifts the output.
 
     What lies at the window's faces does not count.
 
-    Args:
-        sizes: the only window that the net takes, 0 along an axis where it takes others.
+    Attributes:
         least: sizes of windows along the other axes.
-        likely: shift and window along another axis, which are tried first.
-
-    Raises:
-        WholeWindowError: there is none.
     """
-    length = most = sizes[axis] or align_up(max(FIRST_LENGTH, likely[1]), own.least if FIRST_LENGTH % own.least else 1)
-    while length <= (sizes[axis] or MOST_LENGTH):
-        most = length
-        shape = _with(least, axis, length + max(STRIDES))
-        slices = [n if i == axis else 1 for i, n in enumerate(shape)]
-        line = _noise((1, in_channels, *shape)) * _noise((1, 1, *slices))  # no part of it is like another, on average
-        shifted = Shifted(net, line, axis, length, own.ratio, is_fixed=bool(sizes[axis]))
-        parts = [likely[0] // prime for prime in (2, 3, 5, 7) if likely[0] % prime == 0]
-        if shifted.only_shifts(likely[0]) and not any(map(shifted.only_shifts, parts)):
-            return likely[0], length
-        for shift in STRIDES:
-            if shifted.only_shifts(shift):
+
+    probe: Probe
+    axis: int
+    least: Triple
+
+    def stride(self, likely: tuple[int, int]) -> tuple[int, int]:
+        """Return that shift, and the length of the window that showed it.
+
+        Args:
+            likely: shift and window along another axis, which are tried first.
+
+        Raises:
+            WholeWindowError: there is none.
+        """
+        own, only = self.probe.axes[self.axis], self.probe.sizes[self.axis]
+        length = only or align_up(max(FIRST_LENGTH, likely[1]), own.least if FIRST_LENGTH % own.least else 1)
+        is_local, most = False, only or 3 * self.probe.most  # thirds of a window at its faces do not count
+        while True:
+            shift = self._shift(length, likely[0], self.probe.same)
+            if shift is not None:
                 return shift, length
-        length *= 2
-    raise WholeWindowError(
-        f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is, in windows of "
-        f"up to {most}; layers that look at the whole window (norms, attention) do that"
-    )
+            if not is_local and (only or 2 * length > LIKELY_LENGTH):
+                self._check_not_whole(self._longest(length, WHOLE_LENGTH, WHOLE_VOXELS))
+                is_local = True
+            if self._longest(length, most, MOST_VOXELS) == length or self.probe.watch.is_late:
+                break
+            length *= 2
+        # A window whose faces act on its middle shows a stride as well, if they act by little.
+        is_far = not only and reaches_middle(
+            self.probe.mixed, self.probe.in_channels, self.axis, _with(self.least, self.axis, length), own.step
+        )
+        if not is_far:
+            raise self._whole(length)
+        return self._shift(length, likely[0], FAINT) or own.step, length
+
+    def _longest(self, length: int, most: int, most_voxels: int) -> int:
+        """Return a length doubled up to `most`, or while a window has not too many voxels."""
+        lateral = math.prod(n for axis, n in enumerate(self.least) if axis != self.axis)
+        while not self.probe.sizes[self.axis] and 2 * length <= most and 2 * length * lateral <= most_voxels:
+            length *= 2
+        return length
+
+    def _shift(self, length: int, likely: int, same: float) -> int | None:
+        """Return the least shift that only shifts the output, but for `same`, in the middle of a window; None: none."""
+        probe, axis = self.probe, self.axis
+        own, only = probe.axes[axis], probe.sizes[axis]
+        shape = _with(self.least, axis, length + max(STRIDES))
+        slices = [n if i == axis else 1 for i, n in enumerate(shape)]
+        line = _noise((1, probe.in_channels, *shape)) * _noise((1, 1, *slices))  # no part is like another, on average
+        shifted = Shifted(probe.mixed, line, axis, length, own.ratio, same=same, is_fixed=bool(only))
+        parts = [likely // prime for prime in (2, 3, 5, 7) if likely % prime == 0]
+        if shifted.only_shifts(likely) and not any(map(shifted.only_shifts, parts)):
+            return likely
+        largest = next((shift for shift in LARGEST_STRIDES if shifted.only_shifts(shift)), None)
+        if largest is None:
+            return None
+        return next(shift for shift in STRIDES if largest % shift == 0 and shifted.only_shifts(shift))
+
+    def _check_not_whole(self, length: int) -> None:
+        """Refuse a net of which each output voxel looks at all of a window, which no longer one would change."""
+        error = self._whole(length)
+        if error.is_seen:
+            raise error
+
+    def _whole(self, length: int) -> WholeWindowError:
+        probe, axis = self.probe, self.axis
+        found = f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is"
+        window, step = _with(self.least, axis, length), probe.axes[axis].step
+        return whole_window(probe.mixed, probe.in_channels, axis, window, step, found, is_only=bool(probe.sizes[axis]))
 
 
 @dataclass
@@ -541,6 +804,7 @@ class Shifted:
     axis: int
     length: int
     ratio: Ratio
+    same: float
     is_fixed: bool
     _known: dict[int, bool] = field(default_factory=dict)
 
@@ -562,14 +826,16 @@ class Shifted:
             return False
         moved = run_net(net, self.line.narrow(2 + axis, shift, length)).narrow(2 + axis, first, count)
         still = self._still.narrow(2 + axis, first + ratio.out(shift), count)
-        if float((still - moved).abs().max()) > SAME * self._largest:
+        if not float((still - moved).abs().max()) <= self.same * self._largest:  # NaN is none
             return False
         if self.is_fixed:
             return True
         if not _takes(net, self.line, axis, length + shift, ratio):
             return False
         window = triple(n if i != axis else length for i, n in enumerate(self.line.shape[2:]))
-        return _shifts(net, self.line.shape[1], axis, window, length // 3, shift, ratio)  # no luck of the draw
+        return _shifts(
+            net, self.line.shape[1], axis, window, length // 3, shift, ratio, self.same
+        )  # no luck of the draw
 
 
 def _takes(net: Net, line: torch.Tensor, axis: int, length: int, ratio: Ratio) -> bool:

@@ -142,16 +142,17 @@ def _is_of_meta(error: Exception) -> bool:
     )
 
 
-def window_sizes(shapes: Shapes, fixed: Triple) -> tuple[Triple, Triple, list[AxisSizes]]:
+def window_sizes(shapes: Shapes, fixed: Triple, hint: Triple | None = None) -> tuple[Triple, Triple, list[AxisSizes]]:
     """Return a window that the net takes, the only sizes that it takes, and its sizes along z, y, x.
 
     Args:
         fixed: the only size that it takes, 0 along an axis where it takes others.
+        hint: a window that its user has chosen, which is tried after the usual cubes.
 
     Raises:
         UnmeasurableError: it takes none of those tried, or gives another size than can be served.
     """
-    base = _first_window(shapes, fixed)
+    base = _first_window(shapes, fixed, hint)
     ratios = None if all(fixed) else _ratios(shapes, base, fixed)
     if ratios is None:
         return base, base, [_only_size(shapes, base, axis) for axis in range(3)]
@@ -163,10 +164,13 @@ def window_sizes(shapes: Shapes, fixed: Triple) -> tuple[Triple, Triple, list[Ax
     return base, fixed, axes
 
 
-def _first_window(shapes: Shapes, fixed: Triple) -> Triple:
+def _first_window(shapes: Shapes, fixed: Triple, hint: Triple | None) -> Triple:
     first: UnmeasurableError | None = None
-    for size in _sizes_to_try():
-        window = triple(only or size for only in fixed)
+    cubes = [(size,) * 3 for size in _sizes_to_try()]
+    if hint is not None:
+        cubes.insert(len(FIRST_SIZES), hint)
+    for cube in cubes:
+        window = triple(only or size for only, size in zip(fixed, cube, strict=True))
         if shapes.of(window) is not None:
             return window
         first = first or shapes.error

@@ -15,6 +15,7 @@ from volpipe.blockwise.pool import Capacity
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.estimation.window_choice import fastest_plan
+from volpipe.geometry.grid import triple
 from volpipe.inference.output import check_name, check_output
 from volpipe.inference.output_plan import Source
 from volpipe.inference.plan import NetSizes, Plan, make_plan
@@ -78,7 +79,8 @@ def prepare_for(
     A `sample` of it tells what its values look like.
     """
     check_name(out)
-    net = describe(recipe.net, str(search_path))
+    chosen = recipe.windows.shape
+    net = describe(recipe.net, str(search_path), None if chosen == "auto" else triple(chosen))
     check_trained(recipe.net, net)
     volume = on_trained_grid(volume, net)
     net = fitted(recipe.net, net, volume, str(search_path))
