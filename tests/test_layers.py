@@ -21,6 +21,8 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 PACKAGES = (
     "errors",
     "syntax",
+    "user_code",
+    "texts",
     "resolve",
     "units",
     "tables",

@@ -58,7 +58,7 @@ def classes(): return Odd(lambda conv, x: conv(x).argmax(1))
 
 def only_anisotropic():
     net = Odd(lambda conv, x: conv(x.reshape(len(x), 1, 6, 24, 24)))
-    net.fixed = (6, 24, 24)
+    net.volpipe = dict(fixed=(6, 24, 24))
     return net
 
 class Places(nn.Module):

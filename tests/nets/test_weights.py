@@ -22,7 +22,8 @@ from volpipe.inference import infer as infer_module
 from volpipe.inference import runner as runner_module
 from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash
-from volpipe.nets.load import build_net, load_weights
+from volpipe.nets.load import build_net
+from volpipe.nets.state_dicts import load_weights
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs import provenance
 from volpipe.runs.provenance import read_provenance
@@ -33,7 +34,7 @@ SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrai
 NETS = """
 import torch
 class Net(torch.nn.Module):
-    scale, stride, halo, out_channels, window = (1, 1, 1), (1, 1, 1), (1, 1, 1), 1, (12, 12, 12)
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(1, 1, 1), out_channels=1, window=(12, 12, 12))
     def __init__(self):
         super().__init__()
         self.conv = torch.nn.Conv3d(1, 1, 3, padding=1)
@@ -383,7 +384,10 @@ MORE = {"model": prefixed("model.") | {"model.more": torch.ones(1)}}
 OTHER = {"state_dict": {"first.weight": torch.zeros(3), "first.bias": torch.zeros(1)}, "epoch": 1}
 LACKING = [
     (NO_BIAS, r"w\.pt, state_dict, do not fit the net: missing: conv\.bias; give the net\.options that they were"),
-    (MORE, r"w\.pt, model\.model, do not fit the net: too many: more; give"),
+    (
+        MORE,
+        r"w\.pt, model\.model, do not fit the net: too many: more, which the net has no part for; let its",
+    ),
     (
         OTHER,
         r"missing: conv\.weight and 1 more, too many: first\.weight and 1 more; give the net\.name and the net",

@@ -129,8 +129,6 @@ def _recipe(name: str, settings: Sequence[str], recipe: str | Path | None, *, tr
 
 def _about_package(module: nn.Module) -> list[str]:
     """Return how a package's own test goes, and what should be known of it; nothing for other nets."""
-    if not hasattr(module, "package"):
-        return []
     from volpipe.nets.bioimageio import PackageNet
 
     if not isinstance(module, PackageNet):

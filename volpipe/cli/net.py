@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -158,15 +158,15 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     from volpipe.estimation.halo_search import CORE, halo_errors, real_window
     from volpipe.geometry.grid import align_up, triple
     from volpipe.inference.tiling import around_core
+    from volpipe.nets.bioimageio import PackageNet
+    from volpipe.nets.files import inner_net
     from volpipe.nets.load import build_net
 
     core = triple(align_up(CORE, stride) for stride in found.stride)
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
-    module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
-    if hasattr(module, "is_strict"):
-        getattr(
-            module, "net", module
-        ).is_strict = False  # halos are tried on windows that a package's own sizes may leave out
+    module = build_net(chosen.net, str(Path.cwd()))
+    if isinstance(package := inner_net(module), PackageNet):
+        package.is_strict = False  # halos are tried on windows that a package's own sizes may leave out
 
     def run(windows: np.ndarray) -> np.ndarray:
         with torch.inference_mode():

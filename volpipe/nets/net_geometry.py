@@ -1,4 +1,4 @@
-"""The measured geometry of a net: scale, stride and receptive field; and one call of a net, checked.
+"""The geometry of a net: scale, stride and receptive field, and the grid of its training; one call of a net, checked.
 
 Not here: the measuring (receptive_field, receptive_field_probe).
 """
@@ -11,16 +11,46 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.units import count
+from volpipe.volumes.resampling import Order
+from volpipe.volumes.storage.metadata import Lengths
 
 if TYPE_CHECKING:
     import torch
 
 
 KEYS = "set {keys}, which it does not declare"
+ANISOTROPIC = 3.0  # nnU-Net's threshold (nnunetv2 2.8, configuration.py)
 LONGEST_REASON = 200  # characters
+
+
+class Interpolation(BaseModel):
+    """How a net's maker resamples volumes of other voxels than those of the training.
+
+    Attributes:
+        order: of the spline: 0, the nearest voxel, 1, linear, or 3.
+        order_z: along the axis of the longest voxels, where that is interpolated apart.
+        apart: whether it is; None: where its voxels are more than ANISOTROPIC times as long as the shortest.
+        limits: to which voxels are clipped before, of each channel; none where they are not.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    order: Order = 3
+    order_z: Order = 0
+    apart: bool | None = None
+    limits: tuple[tuple[float, float] | None, ...] = ()
+
+    def orders(self, old: Lengths, new: Lengths) -> tuple[Order, Order, Order]:
+        """Return the order along each axis (z, y, x), from voxels of lengths `old` to `new`."""
+        longest = old if self.apart or max(old) > ANISOTROPIC * min(old) else new
+        is_apart = self.apart if self.apart is not None else max(longest) > ANISOTROPIC * min(longest)
+        axes = [axis for axis, length in enumerate(longest) if length == max(longest)]
+        return triple(self.order_z if is_apart and axes == [axis] else self.order for axis in range(3))
 
 
 class UnmeasurableError(VolpipeError):
@@ -171,18 +201,18 @@ def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) 
         raise
     except ImportError as error:
         raise OutputError(f"its code needs what is not installed: {reason(error)}", "install it") from error
-    except Exception as error:  # whatever the net's code makes of such a window
+    except (Exception, SystemExit) as error:  # whatever the net's code makes of such a window
         _, channels, *shape = windows.shape
         raise UnmeasurableError(
             f"it takes no window of {tuple(shape)} voxels and {count(channels, 'channel')}: {reason(error)}",
             "let its forward, or that of a module around it, take (n, c, z, y, x) of any n, or slices (n, c, y, x), "
-            "and nothing else; give it the attribute in_channels, if it takes another number, and fixed = (z, y, x), "
-            "if it takes windows of that size alone",
+            "and nothing else; declare volpipe = {'in_channels': …} in it, if it takes another number, and "
+            "'fixed': (z, y, x), if it takes windows of that size alone",
         ) from error
     return only_tensor(out)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return why the code of a net failed, in one line: the last of a trace within TorchScript, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = lines[-1] if "TorchScript" in lines[0] else lines[0]
