@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -443,3 +444,96 @@ def test_batch_norms_of_files_without_counters_load(tmp_path: Path) -> None:
     torch.save({"state_dict": state | {"weight": torch.tensor([2.0, 3.0])}}, tmp_path / "w.pt")
     load_weights(net, tmp_path / "w.pt")
     assert net.weight.tolist() == [2.0, 3.0]
+
+
+def _parametrised(norm: str) -> torch.nn.Module:
+    torch.manual_seed(5)
+    layer = torch.nn.Conv3d(1, 2, 3, padding=1)
+    normed: torch.nn.Module = getattr(torch.nn.utils.parametrizations, norm)(layer)
+    return torch.nn.Sequential(normed, torch.nn.Conv3d(2, 1, 1)).eval()
+
+
+def _of_old(norm: str) -> torch.nn.Module:
+    torch.manual_seed(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a form that torch no longer makes, and still reads
+        normed: torch.nn.Module = getattr(torch.nn.utils, norm)(torch.nn.Conv3d(1, 2, 3, padding=1))
+    return torch.nn.Sequential(normed, torch.nn.Conv3d(2, 1, 1)).eval()
+
+
+def _compiled_in_part() -> torch.nn.Module:
+    parts = (torch.nn.Conv3d(1, 2, 3, padding=1), torch.nn.Conv3d(2, 1, 1))
+    return torch.nn.Sequential(torch.compile(parts[0], backend="eager"), parts[1])
+
+
+def _compiled() -> torch.nn.Module:
+    made: torch.nn.Module = torch.compile(_compiled_in_part(), backend="eager")  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize("place", ["", "state_dict"])
+@pytest.mark.parametrize(
+    ("net", "saved"),
+    [
+        (lambda: _parametrised("weight_norm"), lambda: _of_old("weight_norm")),
+        (lambda: _parametrised("weight_norm"), lambda: _parametrised("weight_norm")),
+        (lambda: _parametrised("spectral_norm"), lambda: _parametrised("spectral_norm")),
+        (lambda: _of_old("weight_norm"), lambda: _of_old("weight_norm")),
+        (_compiled, _compiled),
+        (_compiled_in_part, _compiled_in_part),
+    ],
+    ids=["old weight_norm", "weight_norm", "spectral_norm", "both old", "compiled", "compiled in part"],
+)
+def test_what_torch_loads_is_loaded(
+    tmp_path: Path, net: Callable[[], torch.nn.Module], saved: Callable[[], torch.nn.Module], place: str
+) -> None:
+    """To the tensor: as torch itself loads the same file."""
+    state, torchs, ours = saved().state_dict(), net(), net()
+    torch.save({place: state} if place else state, tmp_path / "w.pt")
+    torchs.load_state_dict(state)
+    load_weights(ours, tmp_path / "w.pt")
+    expected, loaded = torchs.state_dict(), ours.state_dict()
+    assert list(expected) == list(loaded)
+    assert all(torch.equal(expected[name], loaded[name]) for name in expected)
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}\nsize 12345678\n"
+PAGE = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [(POINTER, "git lfs pull"), (PAGE, "a web page"), ("no weights\n", "a text")]
+)
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("w.pt", ["net.name=nets.py:seeded", "net.weights=w.pt"]),
+        ("w.safetensors", ["net.name=nets.py:seeded", "net.weights=w.safetensors"]),
+        ("w.pth", ["net.name=unet3d", "net.weights=w.pth"]),
+        ("net.onnx", ["net.name=net.onnx"]),
+        ("net.ts", ["net.name=net.ts", "net.trust_model=true"]),
+        ("net.pt2", ["net.name=net.pt2", "net.trust_model=true"]),
+        ("net.zip", ["net.name=net.zip"]),
+    ],
+)
+def test_a_text_in_the_place_of_a_file_is_named_as_one(
+    tmp_path: Path, give: Give, file: str, settings: list[str], text: str, words: str
+) -> None:
+    (tmp_path / file).write_text(text)
+    ended = give("run", *THREADS, *set_each(*settings), "-o", "out.zarr", "in.n5")
+    assert ended.code == 2
+    assert file in ended.err and "looks like a text" in ended.err and words in ended.err
+    assert not (tmp_path / "out.zarr").exists()
+
+
+@pytest.mark.parametrize(("text", "words"), [(POINTER, "git lfs pull"), (PAGE, "a web page")])
+def test_a_recipe_and_a_description_that_were_not_fetched_are_named(
+    tmp_path: Path, give: Give, text: str, words: str
+) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "rdf.yaml").write_text(text)
+    for chosen in (["--recipe", "mine.toml"], set_each("net.name=./package")):
+        ended = give("run", *THREADS, *chosen, "-o", "out.zarr", "in.n5")
+        assert ended.code == 2
+        assert words in ended.err

@@ -208,7 +208,7 @@ def _takes_any(net: nn.Module, channels: Sequence[int], num_axes: int) -> bool:
                 with torch.inference_mode():
                     net(torch.zeros((1, number, *(size,) * num_axes)))
                 return True
-            except Exception as error:  # whatever the net's code raises for such a window
+            except (Exception, SystemExit) as error:  # whatever the net's code raises for such a window
                 if is_shortage(error):  # which says nothing of its axes
                     raise
     return False

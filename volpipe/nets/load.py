@@ -598,7 +598,7 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
         except UnmeasurableError as error:
             remedy = error.remedy.format(keys="net.scale, net.margin, net.stride and net.halo")
             raise PlanError(f"net {facts.label}: {error}; {remedy}") from error
-        except Exception as error:  # whatever the net's own code raises
+        except (Exception, SystemExit) as error:  # whatever the net's own code raises
             if device == "cpu":
                 raise PlanError(
                     f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: "

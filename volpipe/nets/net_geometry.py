@@ -206,8 +206,8 @@ def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) 
         raise UnmeasurableError(
             f"it takes no window of {tuple(shape)} voxels and {count(channels, 'channel')}: {reason(error)}",
             "let its forward, or that of a module around it, take (n, c, z, y, x) of any n, or slices (n, c, y, x), "
-            "and nothing else; declare volpipe = {'in_channels': …} in it, if it takes another number, and "
-            "'fixed': (z, y, x), if it takes windows of that size alone",
+            "and nothing else; declare in its attribute volpipe in_channels, if it takes another number, and "
+            "fixed, (z, y, x), if it takes windows of that size alone",
         ) from error
     return only_tensor(out)
 
