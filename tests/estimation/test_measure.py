@@ -72,14 +72,15 @@ def test_windows_of_a_users_net_are_timed_by_processes_that_do_not_run_the_users
         "    return made\n"
     )
     choice = NetChoice(name=f"{tmp_path / 'mine.py'}:net", untrained=True)
-    result = speeds_here(choice, describe(choice, str(tmp_path)), str(tmp_path))
+    facts = describe(choice, str(tmp_path))
+    result = speeds_here(choice, facts, str(tmp_path))
     assert result is not None
     assert [each.arithmetic for each in result.speeds] == arithmetics_here()
     for each in result.speeds:
         assert each.windows[0].window[0] == 33  # half of a core of 62, and its halo
         assert all(speed.seconds < 4 for speed in each.windows)
-    assert keep_speeds(choice, str(tmp_path), result)
-    assert known_speeds(choice, str(tmp_path), result.processor) == result
+    assert keep_speeds(choice, facts, str(tmp_path), result)
+    assert known_speeds(choice, facts, str(tmp_path), result.processor) == result
 
 
 def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(

@@ -74,7 +74,8 @@ class PackageNet(ServedNet):
             shrink=package.shrink, margin=package.margin, halo=package.halo, slices=is_flat, fixed=self._sizes,
             intensity=output_intensity(package.output.steps), normalise=self.normalise,
             window=triple([n or size for n, size in zip(own, whole, strict=True)]),
-            stride=package.step if is_free else None, remainder=rest if is_free and is_valid else None,
+            stride=package.step if is_free and all(package.step) else None,
+            remainder=rest if is_free and is_valid else None,
         )  # fmt: skip
         if isinstance(inner, OnnxGraph):
             self.varying = inner.varying

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
 SIZES = ("margin", "remainder", "shrink")
 MEASURED_TOO = ("in_channels", "fixed", *SIZES)
-ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remainder": 0, "shrink": 1}
+ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remainder": 0, "shrink": 1, "fixed": 0}
 # Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
 # compiler: 1.7 s and 70 MiB (2026-11).
 MOST_COMPUTED = 32**3
