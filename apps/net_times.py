@@ -93,7 +93,7 @@ def _are_cores_here(executors: Sequence[ParslExecutor]) -> bool:
 
 def _time_here(recipe: Recipe, facts: NetFacts, search_path: str) -> NetSpeeds:
     speeds = thorough_speeds(recipe.net, facts, search_path)
-    if not keep_speeds(recipe.net, search_path, speeds):
+    if not keep_speeds(recipe.net, facts, search_path, speeds):
         raise SiteError(UNKEPT)
     return speeds
 

@@ -2,7 +2,7 @@
 
 Not here: weights, training, windows. A net's file needs torch alone, so a net of your own is such a file too.
 A net maps float32 (n, c, z, y, x) to (n, C, z * scale, y * scale, x * scale), for every window that is a
-multiple of its stride, and says in plain attributes, in voxels of its input and in the order z, y, x:
+multiple of its stride, and says in its attribute `volpipe`, in voxels of its input and in the order z, y, x:
 
     in_channels, out_channels   c and C
     scale           output voxels per input voxel

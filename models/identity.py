@@ -21,14 +21,10 @@ class Identity(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.in_channels = self.out_channels = channels
-        self.scale = (1, 1, 1)
-        self.stride = (1, 1, 1)
-        self.halo = (0, 0, 0)
-        self.tile_invariant = True
-        self.intensity = "same"
-        self.window = (64, 64, 64)
-        self.integers = True
+        self.volpipe = {
+            "in_channels": channels, "out_channels": channels, "scale": (1, 1, 1), "stride": (1, 1, 1),
+            "halo": (0, 0, 0), "tile_invariant": True, "intensity": "same", "window": (64, 64, 64), "integers": True,
+        }  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:  # n,c,z,y,x
         return torch.clone(x)  # a copy: no caller can write into its input through the output

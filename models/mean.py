@@ -25,14 +25,13 @@ class Mean(nn.Module):
 
     def __init__(self, bin: tuple[int, int, int], channels: int) -> None:
         super().__init__()
-        self.in_channels = self.out_channels = channels
-        self.scale = (1, 1, 1)
-        self.shrink = self.stride = bin
-        self.halo = (0, 0, 0)
-        self.tile_invariant = True
-        self.intensity = "same"
-        self.window = (64 * bin[0], 64 * bin[1], 64 * bin[2])
+        self.bin = bin
+        self.volpipe = {
+            "in_channels": channels, "out_channels": channels, "scale": (1, 1, 1), "shrink": bin, "stride": bin,
+            "halo": (0, 0, 0), "tile_invariant": True, "intensity": "same",
+            "window": (64 * bin[0], 64 * bin[1], 64 * bin[2]),
+        }  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:  # n,c,z,y,x
         # float64 holds the sum of any whole numbers that float32 holds
-        return nn.functional.avg_pool3d(x.double(), self.shrink).to(x.dtype)  # n,c,z/b,y/b,x/b
+        return nn.functional.avg_pool3d(x.double(), self.bin).to(x.dtype)  # n,c,z/b,y/b,x/b

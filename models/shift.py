@@ -28,13 +28,11 @@ class Shift(nn.Module):
         super().__init__()
         dz, dy, dx = (abs(d) for d in offset)
         self.offset = offset
-        self.in_channels = self.out_channels = channels
-        self.scale = (1, 1, 1)
-        self.stride = (1, 1, 1)
-        self.halo = (dz, dy, dx)
-        self.tile_invariant = True
-        self.intensity = "same"
-        self.window = (64 + 2 * dz, 64 + 2 * dy, 64 + 2 * dx)
+        self.volpipe = {
+            "in_channels": channels, "out_channels": channels, "scale": (1, 1, 1), "stride": (1, 1, 1),
+            "halo": (dz, dy, dx), "tile_invariant": True, "intensity": "same",
+            "window": (64 + 2 * dz, 64 + 2 * dy, 64 + 2 * dx),
+        }  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:  # n,c,z,y,x
         spans = list(zip(self.offset, x.shape[2:], strict=True))

@@ -108,21 +108,16 @@ class Generator(nn.Module):
         self.up2 = unit(nn.ConvTranspose3d(4 * f, 2 * f, 3, 2, 1, output_padding=1), norm)
         self.up1 = unit(nn.ConvTranspose3d(2 * f, f, 3, 2, 1, output_padding=1), norm)
         self.last = nn.Conv3d(f, 1, wide, 1, pad) if s == 1 else nn.ConvTranspose3d(f, 1, wide, s, pad, s - 1)
-        self.norm = norm
         self.finer = variant.scale[0]
 
-        self.in_channels = self.out_channels = 1
-        self.scale, self.stride = variant.scale, variant.stride
-        self.halo = triple(exact_halo(self, axis, self.stride[axis], self.scale[axis]) for axis in range(3))
-        self.intensity = "same"
-        self.window = triple(
-            ROOM // r + 2 * align_up(h, s) for h, s, r in zip(self.halo, self.stride, self.scale, strict=True)
-        )
+        stride, scale = variant.stride, variant.scale
+        halo = triple(exact_halo(self, axis, stride[axis], scale[axis]) for axis in range(3))
+        window = triple(ROOM // r + 2 * align_up(h, s) for h, s, r in zip(halo, stride, scale, strict=True))
+        self.volpipe = {
+            "in_channels": 1, "out_channels": 1, "scale": scale, "stride": stride, "halo": halo, "window": window,
+            "tile_invariant": norm != "instance", "intensity": "same",
+        }  # fmt: skip
         draw_weights(self)
-
-    @property
-    def tile_invariant(self) -> bool:
-        return self.norm == "none" or (self.norm == "batch" and not self.training)
 
     def forward(self, x: Tensor) -> Tensor:  # n,1,z,y,x                 r5, 96 features, window 64^3:
         y = self.stem(x)  # n,f,z,y,x                                    n,96,64,64,64

@@ -60,14 +60,14 @@ class SuperRes(nn.Module):
         self.last = nn.Conv3d(features, factor * fold * fold, 3, padding=1)
         draw_weights(self)
 
-        self.in_channels = self.out_channels = 1
-        self.scale: Triple = (factor, 1, 1)
-        self.stride: Triple = (1, fold, fold)
+        stride: Triple = (1, fold, fold)
         wide = (2 * num_blocks + 2) * fold + fold - 1  # a pixel may lie at the far side of its fold
-        self.halo: Triple = (max(num_blocks + 2, REACH), wide, wide)
-        self.tile_invariant = True
-        self.intensity = "same"
-        self.window = triple(c + 2 * align_up(h, s) for c, h, s in zip(CORE, self.halo, self.stride, strict=True))
+        halo: Triple = (max(num_blocks + 2, REACH), wide, wide)
+        self.volpipe = {
+            "in_channels": 1, "out_channels": 1, "scale": (factor, 1, 1), "stride": stride, "halo": halo,
+            "window": triple(c + 2 * align_up(h, s) for c, h, s in zip(CORE, halo, stride, strict=True)),
+            "tile_invariant": True, "intensity": "same",
+        }  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:  # n,1,z,y,x
         return self.interpolate(x) + self.correction(x)  # n,1,z*factor,y,x

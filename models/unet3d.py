@@ -99,22 +99,21 @@ class UNet3D(nn.Module):
             self.enlargers.append(nn.Upsample(scale_factor=step))  # nearest: no checkerboard
             self.ups.append(two_convolutions(fine + coarse, fine, kernel, norm, activation))
         self.last = nn.Conv3d(features[0], out_channels, 1)
-        self.norm, self.output, self.residual = norm, output, residual
+        self.output, self.residual = output, residual
         self.logits = False  # true: the sigmoid is left to the loss, while a net learns
         self.draw_weights()
 
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.scale = (1, 1, 1)
-        self.stride = triple(math.prod(step[axis] for step in steps) for axis in range(3))
-        self.halo = triple(exact_halo(self.longest_way(), axis, self.stride[axis]) for axis in range(3))
-        self.intensity = "unit" if output == "sigmoid" else "same" if in_channels == out_channels else "raw"
-        self.window = triple(
-            align_up(ROOM[4 * h > ROOM[0]], s) + 2 * align_up(h, s) for h, s in zip(self.halo, self.stride, strict=True)
+        stride = triple(math.prod(step[axis] for step in steps) for axis in range(3))
+        halo = triple(exact_halo(self.longest_way(), axis, stride[axis]) for axis in range(3))
+        window = triple(
+            align_up(ROOM[4 * h > ROOM[0]], s) + 2 * align_up(h, s) for h, s in zip(halo, stride, strict=True)
         )
-
-    @property
-    def tile_invariant(self) -> bool:
-        return self.norm == "none" or (self.norm == "batch" and not self.training)
+        self.volpipe = {
+            "in_channels": in_channels, "out_channels": out_channels, "scale": (1, 1, 1), "stride": stride,
+            "halo": halo, "window": window, "tile_invariant": norm != "instance",
+            "intensity": "unit" if output == "sigmoid" else "same" if in_channels == out_channels else "raw",
+            "logits": "logits" if output == "sigmoid" else None,
+        }  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:  # n,c,z,y,x
         y, skips = self.downs[0](x), []  # n,f0,z,y,x

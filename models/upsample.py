@@ -32,14 +32,12 @@ class Upsample(nn.Module):
     def __init__(self, scale: tuple[int, int, int], mode: str, channels: int) -> None:
         super().__init__()
         self.mode = mode
-        self.in_channels = self.out_channels = channels
         self.scale = scale
-        self.stride = (1, 1, 1)
         reach = [1 if mode == "linear" and s > 1 else 0 for s in scale]
-        self.halo = (reach[0], reach[1], reach[2])
-        self.tile_invariant = True
-        self.intensity = "same"
-        self.window = (64, 64, 64)
+        self.volpipe = {
+            "in_channels": channels, "out_channels": channels, "scale": scale, "stride": (1, 1, 1),
+            "halo": (reach[0], reach[1], reach[2]), "tile_invariant": True, "intensity": "same", "window": (64, 64, 64),
+        }  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:  # n,c,z,y,x
         for axis, factor in enumerate(self.scale, start=2):

@@ -23,6 +23,7 @@ PACKAGES = (
     "errors",
     "syntax",
     "text",
+    "user_code",
     "resolve",
     "units",
     "tables",

@@ -41,7 +41,7 @@ class Doubling(nn.Module):
         super().__init__()
         self.conv = nn.Conv3d(1, 1, 1, bias=False)
         self.norm = nn.GroupNorm(1, 1) if norm else nn.Identity()
-        self.halo = (0, 2, 2)
+        self.volpipe = {"halo": [0, 2, 2]}
         nn.init.constant_(self.conv.weight, 2.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

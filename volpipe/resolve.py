@@ -5,7 +5,9 @@ Not here: what is done with it. Files of a user's are the user's own code and ru
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -14,12 +16,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from volpipe.errors import VolpipeError
+from volpipe.user_code import FILE, AsItIs, running
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,18 +91,12 @@ def places_of(named: Mapping[str, Any]) -> dict[str, Any]:  # Any: values of arg
     return {name: value if name in NO_PATHS else typed_place(value) for name, value in named.items()}
 
 
-class AsItIs(SourceFileLoader):
-    """Reads a file itself: its bytecode, known by second and size alone, may be that of the file before an edit."""
-
-    def path_stats(self, path: str | os.PathLike[str]) -> Mapping[str, Any]:  # Any: as importlib has it
-        raise OSError("without which importlib neither takes bytecode nor writes any")
-
-
 def load_module(path: Path) -> ModuleType:
     """Return the module in the Python file at `path`, executed afresh."""
     if not path.is_file():
         raise VolpipeError(f"no Python file at {path}")
-    name = f"volpipe_file_{path.stem}"
+    # of that file alone, for another folder may have one of its name
+    name = f"{FILE}{path.stem}_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path, loader=AsItIs(name, str(path)))
     if spec is None or spec.loader is None:
         raise VolpipeError(f"{path} is no Python file")
@@ -128,10 +124,11 @@ def load_function(reference: str, search_path: str = "") -> Callable[..., Any]: 
     if not place:
         raise VolpipeError(f"{reference!r} names no function; write module:function or file.py:function")
     try:
-        module = load_module(Path(search_path) / place) if place.endswith(".py") else _import(place, search_path)
+        with contextlib.nullcontext() if place.startswith("volpipe.") else running(reference, search_path):
+            module = load_module(Path(search_path) / place) if place.endswith(".py") else _import(place)
     except VolpipeError:
         raise
-    except Exception as error:  # the file is the user's code
+    except (Exception, SystemExit) as error:  # the file is the user's code
         raise VolpipeError(f"{place} cannot be loaded: {describe_error(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -151,6 +148,8 @@ def describe_error(error: BaseException) -> str:
     ]
     # A SyntaxError says where it is itself.
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own and type(error) is not SyntaxError else ""
+    if isinstance(error, SystemExit):
+        return f"it ends the program by sys.exit({message}){place}; move that below if __name__ == '__main__'"
     return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
 
 
@@ -202,9 +201,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _import(name: str, search_path: str) -> ModuleType:
-    if search_path and search_path not in sys.path:
-        sys.path.insert(0, search_path)
+def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

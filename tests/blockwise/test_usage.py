@@ -69,7 +69,7 @@ import torch
 def build():
     torch.manual_seed(0)
     net = torch.nn.Sequential(*(torch.nn.Conv3d(a, b, 3, padding=1) for a, b in ((1, 8), (8, 8), (8, 1))))
-    net.halo, net.stride, net.scale = (3, 3, 3), (1, 1, 1), (1, 1, 1)
+    net.volpipe = dict(halo=(3, 3, 3), stride=(1, 1, 1), scale=(1, 1, 1))
     return net
 """
 

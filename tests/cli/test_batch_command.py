@@ -24,8 +24,10 @@ HUNGRY, WAITING = 7, 9  # grey values of volumes that a net takes all memory for
 NET = f"""
 import pathlib, time, torch
 class Net(torch.nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
-    window, intensity = (8, 8, 8), "raw"
+    volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(0, 0, 0), window=(8, 8, 8), intensity="raw"
+    )
     def forward(self, x):
         if (x == {HUNGRY}).all():
             raise MemoryError("can't allocate memory")

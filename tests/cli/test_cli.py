@@ -359,8 +359,7 @@ from pathlib import Path
 from torch import nn
 
 class Stuck(nn.Module):
-    scale, stride, halo, window = (1, 1, 1), (1, 1, 1), (0, 0, 0), (8, 8, 8)
-    in_channels = out_channels = 1
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0), window=(8, 8, 8), in_channels=1, out_channels=1)
     def forward(self, windows):
         while threading.current_thread() is not threading.main_thread():
             Path("computes").touch()

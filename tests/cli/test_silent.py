@@ -153,7 +153,7 @@ input = { offsets = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]] }
 NET = """
 import torch
 class Three(torch.nn.Module):
-    out_channels, intensity = 3, "unit"
+    volpipe = dict(out_channels=3, intensity="unit")
     def forward(self, x):
         return torch.sigmoid(x).repeat(1, 3, 1, 1, 1)
 def net():

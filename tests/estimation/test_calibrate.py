@@ -24,8 +24,10 @@ from volpipe.workflow.prepare import prepare
 NET = """
 import time, torch
 class Net(torch.nn.Module):
-    in_channels, out_channels, scale, stride, halo, window = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0), (32, 32, 32)
-    intensity = "same"
+    volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(0, 0, 0), window=(32, 32, 32), intensity="same"
+    )
     def forward(self, x):
         time.sleep({seconds} * x.numel() / 32**3)
         return x

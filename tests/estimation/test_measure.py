@@ -67,18 +67,20 @@ def test_windows_of_a_users_net_are_timed_by_processes_that_do_not_run_the_users
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "mine.py").write_text(
-        "import torch\ndef net():\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n    made.halo = [1] * 3\n"
+        "import torch\ndef net():\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n"
+        "    made.volpipe = dict(halo=[1] * 3)\n"
         "    return made\n"
     )
     choice = NetChoice(name=f"{tmp_path / 'mine.py'}:net", untrained=True)
-    result = speeds_here(choice, describe(choice, str(tmp_path)), str(tmp_path))
+    facts = describe(choice, str(tmp_path))
+    result = speeds_here(choice, facts, str(tmp_path))
     assert result is not None
     assert [each.arithmetic for each in result.speeds] == arithmetics_here()
     for each in result.speeds:
         assert each.windows[0].window[0] == 33  # half of a core of 62, and its halo
         assert all(speed.seconds < 4 for speed in each.windows)
-    assert keep_speeds(choice, str(tmp_path), result)
-    assert known_speeds(choice, str(tmp_path), result.processor) == result
+    assert keep_speeds(choice, facts, str(tmp_path), result)
+    assert known_speeds(choice, facts, str(tmp_path), result.processor) == result
 
 
 def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(
@@ -98,8 +100,9 @@ def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", highest)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(1))
     (tmp_path / "mine.py").write_text(
-        "import torch\ndef net():\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n    made.halo = [1] * 3\n"
-        "    made.window = [10] * 3\n    return made\n"
+        "import torch\ndef net():\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n"
+        "    made.volpipe = dict(halo=[1] * 3, window=[10] * 3)\n"
+        "    return made\n"
     )
     choice = NetChoice(name=f"{tmp_path / 'mine.py'}:net", untrained=True)
     net = describe(choice, str(tmp_path))
@@ -120,7 +123,7 @@ GPU = Gpu("NVIDIA H100 80GB HBM3", 80 << 30)
 AWAY = Capacity(16 << 30, 4, on_gpu=True, gpu=GPU, is_here=False)
 CONV = (
     "import torch\ndef net(fill=1.0):\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n"
-    "    torch.nn.init.constant_(made.weight, fill)\n    made.halo = [1] * 3\n    made.window = [66] * 3\n"
+    "    torch.nn.init.constant_(made.weight, fill)\n    made.volpipe = dict(halo=[1] * 3, window=[66] * 3)\n"
     "    return made\n"
 )
 
@@ -232,7 +235,7 @@ def test_a_net_of_a_package_is_refused_before_any_job() -> None:
 NET = """import torch
 
 class Shifted(torch.nn.Module):
-    scale, stride, halo, out_channels, intensity = (1, 1, 1), (1, 1, 1), (2, 2, 2), 1, "same"
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(2, 2, 2), out_channels=1, intensity="same")
 
     def __init__(self, added):
         super().__init__()
@@ -260,7 +263,7 @@ SIZED = """
 import torch
 
 class Sized(torch.nn.Module):
-    scale, stride, halo, margin, out_channels = {scale}, (2, 2, 2), (6, 6, 6), ({margin},) * 3, 1
+    volpipe = dict(scale={scale}, stride=(2, 2, 2), halo=(6, 6, 6), margin=({margin},) * 3, out_channels=1)
 
     def forward(self, x):
         added = 0.01 if torch.is_autocast_enabled("cpu") else 0.0

@@ -21,7 +21,7 @@ from volpipe.volumes.volume import View, open_volume
 NET = """
 import torch
 class Holed(torch.nn.Module):
-    intensity = "raw"
+    volpipe = dict(intensity="raw")
     def forward(self, x):
         x = torch.where(x == 7, torch.nan, x)
         return torch.where(x == 8, torch.inf, torch.where(x == 9, -torch.inf, x))

@@ -39,9 +39,7 @@ TWO_CHANNELS = """
 import torch
 
 class Net(torch.nn.Module):
-    out_channels = 2
-    intensity = "same"
-    scale = (2, 1, 1)
+    volpipe = dict(out_channels=2, intensity="same", scale=(2, 1, 1))
 
     def forward(self, x):
         return torch.cat([x, -x], 1).repeat_interleave(2, 2)
@@ -304,7 +302,7 @@ UNIT = """
 import torch
 
 class Net(torch.nn.Module):
-    intensity = "unit"
+    volpipe = dict(intensity="unit")
 
     def forward(self, x):
         return torch.sigmoid(x)
@@ -354,7 +352,7 @@ HOLE = """
 import torch
 
 class Net(torch.nn.Module):
-    intensity = "same"
+    volpipe = dict(intensity="same")
 
     def forward(self, x):
         return torch.where((x == 200).any(), torch.nan, x)

@@ -31,11 +31,12 @@ NETS = """
 import torch
 from torch import nn
 class Net(nn.Module):
-    in_channels, scale, stride, halo, window = 1, (1, 1, 1), (1, 1, 1), (2, 2, 2), (16, 16, 16)
     def __init__(self, norm, channels):
         super().__init__()
         torch.manual_seed(0)
-        self.out_channels = channels
+        self.volpipe = dict(
+            in_channels=1, out_channels=channels, scale=(1, 1, 1), stride=(1, 1, 1), halo=(2, 2, 2), window=(16, 16, 16)
+        )
         self.layers = nn.Sequential(
             nn.Conv3d(1, 4, 3, padding=1), norm(), nn.LeakyReLU(), nn.Conv3d(4, channels, 3, padding=1)
         )

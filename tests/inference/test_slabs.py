@@ -341,12 +341,14 @@ def peak_of(job: Job, block: int) -> int:
 LIGHT = """
 import torch
 class Valid(torch.nn.Module):
-    stride, halo, margin, remainder = (8, 8, 8), (61, 61, 61), (61, 61, 61), (2, 2, 2)
-    scale, out_channels = (1, 1, 1), 1
+    volpipe = dict(
+        stride=(8, 8, 8), halo=(61, 61, 61), margin=(61, 61, 61), remainder=(2, 2, 2),
+        scale=(1, 1, 1), out_channels=1
+    )
     def forward(self, x):
         return x[..., 61:-61, 61:-61, 61:-61]
 class Slices(torch.nn.Module):
-    is_flat, stride, halo, scale, out_channels = True, (8, 8), (0, 16, 16), (1, 1), 1
+    volpipe = dict(slices=True, stride=(8, 8), halo=(0, 16, 16), scale=(1, 1), out_channels=1)
     def forward(self, x):
         return x * 0.5
 """

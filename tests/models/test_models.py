@@ -85,12 +85,10 @@ def test_a_wrong_option_is_named(make: Callable[..., Net], options: dict[str, ob
 
 
 @pytest.mark.parametrize("make", [unet3d, lambda **options: srgan3d(features=2, num_blocks=1, **options)])
-def test_tile_invariance_follows_norm_and_mode(make: Callable[..., Net]) -> None:
-    assert make(norm="none").tile_invariant
-    assert make(norm="none").train().tile_invariant
-    assert make(norm="batch").tile_invariant
-    assert not make(norm="batch").train().tile_invariant
-    assert not make(norm="instance").tile_invariant
+def test_tile_invariance_follows_norm(make: Callable[..., Net]) -> None:
+    assert make(norm="none").volpipe["tile_invariant"]
+    assert make(norm="batch").volpipe["tile_invariant"]
+    assert not make(norm="instance").volpipe["tile_invariant"]
 
 
 # ---- known answers
@@ -148,13 +146,17 @@ def test_linear_does_not_depend_on_where_the_window_lies(factor: int) -> None:
 
 
 def test_unet_declares_what_its_options_make_of_it() -> None:
-    assert (unet3d().stride, unet3d().halo, unet3d().window) == ((4, 4, 4), (23, 23, 23), (176, 176, 176))
-    assert unet3d(anisotropic=True).stride == (2, 4, 4)
-    assert unet3d(features=(2, 3, 4, 5), anisotropic=True).stride == (4, 8, 8)
-    assert unet3d(features=(2,), anisotropic=True).halo == (0, 2, 2)
-    assert unet3d().intensity == "same"
-    assert unet3d(out_channels=3).intensity == "raw"
-    assert unet3d(output="sigmoid").intensity == "unit"
+    assert (unet3d().volpipe["stride"], unet3d().volpipe["halo"], unet3d().volpipe["window"]) == (
+        (4, 4, 4),
+        (23, 23, 23),
+        (176, 176, 176),
+    )
+    assert unet3d(anisotropic=True).volpipe["stride"] == (2, 4, 4)
+    assert unet3d(features=(2, 3, 4, 5), anisotropic=True).volpipe["stride"] == (4, 8, 8)
+    assert unet3d(features=(2,), anisotropic=True).volpipe["halo"] == (0, 2, 2)
+    assert unet3d().volpipe["intensity"] == "same"
+    assert unet3d(out_channels=3).volpipe["intensity"] == "raw"
+    assert unet3d(output="sigmoid").volpipe["intensity"] == "unit"
 
 
 def test_untrained_residual_unet_is_the_identity_and_the_plain_one_is_not() -> None:

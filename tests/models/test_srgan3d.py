@@ -35,14 +35,19 @@ def test_full_generators_have_the_published_size_and_geometry(
         net = srgan3d(variant=variant)
         assert num_parameters(net) == 52_786_177
         assert num_parameters(srgan3d(variant=variant, norm="batch")) == 52_797_313
-        out = net(torch.empty(1, 1, *net.window))
-    assert out.shape[2:] == tuple(w * s for w, s in zip(net.window, scale, strict=True))
-    assert (net.halo, net.stride, net.scale, net.intensity) == (halo, stride, scale, intensity)
+        out = net(torch.empty(1, 1, *net.volpipe["window"]))
+    assert out.shape[2:] == tuple(w * s for w, s in zip(net.volpipe["window"], scale, strict=True))
+    assert (net.volpipe["halo"], net.volpipe["stride"], net.volpipe["scale"], net.volpipe["intensity"]) == (
+        halo,
+        stride,
+        scale,
+        intensity,
+    )
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 6])
 def test_halo_grows_with_the_blocks_as_derived_by_hand(num_blocks: int) -> None:
-    halos = {v: srgan3d(variant=v, features=1, num_blocks=num_blocks).halo for v in ("r5", "r4", "z2", "z4")}
+    halos = {v: srgan3d(variant=v, features=1, num_blocks=num_blocks).volpipe["halo"] for v in ("r5", "r4", "z2", "z4")}
     xy = 12 + 8 * num_blocks
     assert halos["r5"] == (8 + 8 * num_blocks, xy, xy)
     assert halos["r4"] == (14 + 16 * num_blocks, 18 + 16 * num_blocks, 18 + 16 * num_blocks)

@@ -46,7 +46,7 @@ def test_the_correction_turns_with_the_fold_not_the_window() -> None:
     """Voxels come out where they went in: a fold that was put back in another order would tear the picture."""
     given = torch.rand(1, 1, 12, 40, 40, generator=torch.Generator().manual_seed(4))
     net = stirred(2)
-    z, y, x = net.halo
+    z, y, x = net.volpipe["halo"]
     whole = net(given).detach()
     part = net(given[:, :, 2:, 2:, 4:]).detach()  # moved by whole folds
     inner = (..., slice(2 * z, -2 * z), slice(y + 1, -y - 1), slice(x + 1, -x - 1))

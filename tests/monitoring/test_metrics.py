@@ -42,8 +42,10 @@ FAILING = """
 import torch
 FAULTS = iter(range(3))
 class Net(torch.nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
-    window, intensity = (8, 8, 8), "same"
+    volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(0, 0, 0), window=(8, 8, 8), intensity="same"
+    )
     def forward(self, x):
         if (x == 7).all() or ((x == 5).all() and next(FAULTS, 2) < 1):
             raise ValueError("this block does not please")

@@ -23,8 +23,10 @@ SETTINGS = ("normalise.method=none", "output.levels=1", *windowed((8, 8, 8), (0,
 NET = """
 import pathlib, threading, time, torch
 class Net(torch.nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
-    window, intensity = (8, 8, 8), "same"
+    volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(0, 0, 0), window=(8, 8, 8), intensity="same"
+    )
     def forward(self, x):
         while (x == 9).all() and pathlib.Path("wait").exists():
             time.sleep(0.02)

@@ -50,32 +50,36 @@ def net(request: pytest.FixtureRequest) -> Net:
 
 def test_output_has_the_declared_shape_at_every_multiple_of_the_stride(net: Net) -> None:
     for counts in ((1, 1, 1), (4, 1, 7), (6, 5, 2)):
-        window = tuple(n * s for n, s in zip(counts, net.stride, strict=True))
+        window = tuple(n * s for n, s in zip(counts, net.volpipe["stride"], strict=True))
         with torch.inference_mode():
-            out = net(torch.rand(2, net.in_channels, *window))
-        assert out.shape == (2, net.out_channels, *(w * s for w, s in zip(window, net.scale, strict=True)))
+            out = net(torch.rand(2, net.volpipe["in_channels"], *window))
+        assert out.shape == (
+            2,
+            net.volpipe["out_channels"],
+            *(w * s for w, s in zip(window, net.volpipe["scale"], strict=True)),
+        )
         assert out.dtype == torch.float32
 
 
 def test_default_window_is_aligned_and_keeps_voxels(net: Net) -> None:
-    for window, halo, stride in zip(net.window, net.halo, net.stride, strict=True):
+    for window, halo, stride in zip(net.volpipe["window"], net.volpipe["halo"], net.volpipe["stride"], strict=True):
         assert window % stride == 0
         assert window > 2 * align_up(halo, stride)
 
 
 def test_halo_is_the_farthest_that_a_voxel_acts(net: Net) -> None:
-    assert measured_reach(net) == net.halo
+    assert measured_reach(net) == net.volpipe["halo"]
 
 
 def test_beyond_the_halo_nothing_depends_on_the_padding(net: Net) -> None:
-    for axis, halo in enumerate(net.halo):
+    for axis, halo in enumerate(net.volpipe["halo"]):
         assert max(padded_voxels(net, axis)) <= halo
 
 
 @pytest.mark.parametrize("name", ["shift-y", "upsample-linear", "unet", "r5-1", "r5-2", "z2-1", "z4-1", "z4-2"])
 def test_one_stride_less_than_the_halo_is_too_little(name: str) -> None:
     net = NETS[name]()
-    for axis, (halo, stride) in enumerate(zip(net.halo, net.stride, strict=True)):
+    for axis, (halo, stride) in enumerate(zip(net.volpipe["halo"], net.volpipe["stride"], strict=True)):
         if halo:
             assert max(padded_voxels(net, axis)) > align_up(halo, stride) - stride
 
@@ -86,7 +90,9 @@ def test_one_stride_less_than_the_halo_is_too_little(name: str) -> None:
 def measured_reach(net: Net) -> Shape:
     """Return per axis how far, in input voxels, a single voxel acts, over one period of the stride."""
     net, reach = positive(net), []
-    for axis, (halo, stride, scale) in enumerate(zip(net.halo, net.stride, net.scale, strict=True)):
+    for axis, (halo, stride, scale) in enumerate(
+        zip(net.volpipe["halo"], net.volpipe["stride"], net.volpipe["scale"], strict=True)
+    ):
         middle = align_up(halo + 2 * stride, stride)
         line = torch.zeros(stride, 2 * middle + stride)
         line[range(stride), range(middle, middle + stride)] = 1.0  # one voxel lit per line
@@ -98,7 +104,7 @@ def measured_reach(net: Net) -> Shape:
 def padded_voxels(net: Net, axis: int) -> tuple[int, int]:
     """Return how many voxels at the near and the far face of a window see what lies outside it."""
     net = positive(net)
-    halo, stride, scale = net.halo[axis], net.stride[axis], net.scale[axis]
+    halo, stride, scale = net.volpipe["halo"][axis], net.volpipe["stride"][axis], net.volpipe["scale"][axis]
     outside = align_up(halo + stride, stride)
     size = 2 * outside
     near, far = torch.zeros(1, outside + size), torch.zeros(1, size + outside)
@@ -110,11 +116,11 @@ def padded_voxels(net: Net, axis: int) -> tuple[int, int]:
 
 def acts(net: Net, axis: int, line: Tensor) -> Tensor:
     """Return which outputs along `axis` (n, voxels) an input shows in that is `line` (n, voxels) along it."""
-    shape = [line.shape[0], 1, *(align_up(4, s) for s in net.stride)]
+    shape = [line.shape[0], 1, *(align_up(4, s) for s in net.volpipe["stride"])]
     shape[2 + axis] = line.shape[1]
     view = [line.shape[0], 1, 1, 1, 1]
     view[2 + axis] = line.shape[1]
-    x = line.double().view(view).expand(shape).repeat(1, net.in_channels, 1, 1, 1)
+    x = line.double().view(view).expand(shape).repeat(1, net.volpipe["in_channels"], 1, 1, 1)
     with torch.inference_mode():
         changed: Tensor = net(x) != net(torch.zeros_like(x))
     return changed.movedim(2 + axis, 1).flatten(2).any(dim=2)

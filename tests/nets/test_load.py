@@ -34,8 +34,10 @@ def net(features=2):
 
 def facts():
     made = Net(3)
-    made.in_channels, made.out_channels, made.stride, made.halo = 1, 3, (1, 2, 2), [1, 1, 1]
-    made.window, made.intensity = (32, 32, 32), "same"
+    made.volpipe = dict(
+        in_channels=1, out_channels=3, stride=(1, 2, 2), halo=[1, 1, 1],
+        window=(32, 32, 32), intensity="same"
+    )
     return made
 
 def text():
@@ -46,7 +48,7 @@ def picky(features):
 
 def zero_stride():
     made = Net(1)
-    made.stride = (1, 0, 1)
+    made.volpipe = dict(stride=(1, 0, 1))
     return made
 
 def asserting():
@@ -159,7 +161,7 @@ def test_weights_with_code_in_them_are_refused_and_not_executed(folder: Path, sa
         ({"conv.weight": torch.zeros(2, 1, 3, 3, 3)}, "missing: conv.bias; give"),
         (
             {"conv.weight": torch.zeros(2, 1, 3, 3, 3), "conv.bias": torch.zeros(2), "other": torch.zeros(1)},
-            "too many: other; give",
+            "too many: other, which the net has no part for; let its function build that part, or save",
         ),
         ({1: torch.zeros(3)}, "missing: conv.weight and 1 more, too many: 1; give"),
     ],
@@ -204,7 +206,7 @@ def test_a_nets_own_facts_are_taken_unless_the_recipe_says_otherwise(folder: Pat
 def test_facts_that_can_be_none_are_refused(folder: Path) -> None:
     with pytest.raises(
         VolpipeError,
-        match=r"net zero_stride: stride: \[1, 0, 1\] is not a list of three whole numbers above 0 \[z, y, x\];",
+        match=r"net theirs.py:zero_stride, in its attribute volpipe: stride: \[1, 0, 1\] is not a list of ",
     ):
         describe(NetChoice(name="theirs.py:zero_stride"), str(folder))
     with pytest.raises(
@@ -268,7 +270,7 @@ def test_a_net_with_such_layers_is_not_tile_invariant_whatever_it_says(folder: P
         "import torch\n"
         "def norm():\n"
         "    net = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 1), torch.nn.GroupNorm(1, 2))\n"
-        "    net.tile_invariant = True\n"
+        "    net.volpipe = dict(tile_invariant=True)\n"
         "    return net\n",
         encoding="utf-8",
     )
@@ -320,7 +322,7 @@ def test_a_halo_is_measured_again_where_a_package_that_the_net_imports_has_chang
 import torch
 
 class Net(torch.nn.Module):
-    in_channels, out_channels, intensity, window = 1, 1, "same", (32, 32, 32)
+    volpipe = dict(in_channels=1, out_channels=1, intensity="same", window=(32, 32, 32))
 
     def __init__(self):
         super().__init__()

@@ -68,7 +68,8 @@ def test_a_users_net_that_was_edited_is_another(tmp_path: Path, cache: Path, mon
     file = tmp_path / "net.py"
     for halo in (1, 2):
         file.write_text(
-            f"import torch\ndef net():\n    made = torch.nn.Identity()\n    made.halo = [{halo}] * 3\n    return made\n"
+            "import torch\ndef net():\n    made = torch.nn.Identity()\n"
+            f"    made.volpipe = dict(halo=[{halo}] * 3)\n    return made\n"
         )
         assert describe(NetChoice(name=f"{file}:net")).halo == (halo,) * 3
     assert len(list(cache.iterdir())) == 2  # what was measured of each, by a hash of its code

@@ -60,7 +60,7 @@ def only_where_asked(): return Odd(lambda conv, x: conv(x.reshape(len(x), 1, 6, 
 
 def only_anisotropic():
     net = Odd(lambda conv, x: conv(x.reshape(len(x), 1, 6, 24, 24)))
-    net.fixed = (6, 24, 24)
+    net.volpipe = dict(fixed=(6, 24, 24))
     return net
 
 class Places(nn.Module):

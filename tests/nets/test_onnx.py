@@ -38,10 +38,11 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.parametrize("name", ["shift-y", "superres-2", "unet-one-level", "unet-anisotropic", "unet-residual"])
 def test_an_exported_net_is_measured_to_be_what_its_original_declares(tmp_path: Path, name: str) -> None:
     net = NETS[name]()
-    export_onnx(tmp_path / "net.onnx", net, (1, net.in_channels, *(4 * s for s in net.stride)))
-    found = measure_geometry(lambda: load_onnx(tmp_path / "net.onnx"), net.in_channels)
-    assert (found.scale, found.stride, found.halo) == (net.scale, net.stride, net.halo)
-    assert found.out_channels == net.out_channels
+    own = net.volpipe
+    export_onnx(tmp_path / "net.onnx", net, (1, own["in_channels"], *(4 * s for s in own["stride"])))
+    found = measure_geometry(lambda: load_onnx(tmp_path / "net.onnx"), own["in_channels"])
+    assert (found.scale, found.stride, found.halo) == (own["scale"], own["stride"], own["halo"])
+    assert found.out_channels == own["out_channels"]
 
 
 # Graphs by hand, and what their scale, stride, and reach below and above are by pencil.

@@ -69,8 +69,9 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.parametrize("name", SOME)
 def test_scale_stride_and_halo_of_shipped_nets_are_found_by_the_gradient(name: str) -> None:
     net = NETS[name]()
-    found = measure_geometry(NETS[name], net.in_channels)
-    assert (found.scale, found.stride, found.halo) == (net.scale, net.stride, net.halo)
+    found = measure_geometry(NETS[name], net.volpipe["in_channels"])
+    own = net.volpipe
+    assert (found.scale, found.stride, found.halo) == (own["scale"], own["stride"], own["halo"])
 
 
 def test_a_net_that_looks_to_one_side_has_a_field_on_that_side() -> None:
@@ -367,7 +368,7 @@ def test_a_net_is_timed_on_a_core_of_this_machine_and_its_plans_know_that(
     assert ended.code == 0, ended.err
     assert f"Mvoxel/s on one core of {processor()}; plans for local choose windows by them" in ended.out
     choice = NetChoice(name="net.py:build", untrained=True)
-    known = known_speeds(choice, str(tmp_path), processor())
+    known = known_speeds(choice, describe(choice, str(tmp_path)), str(tmp_path), processor())
     assert known is not None
     assert [each.arithmetic for each in known.speeds] == arithmetics_here()
     windows = windows_to_try(describe(choice, str(tmp_path)), (3, 1, 2))
@@ -389,7 +390,8 @@ def test_a_net_of_which_no_time_can_be_kept_is_an_error(
     monkeypatch.setattr(measure, "measure_speeds", lambda *arguments, **named: measured)
     ended = give("net", name, "--config", "local")
     assert ended.code == 2 and said in ended.err
-    assert known_speeds(NetChoice(name="net.py:build", untrained=True), str(tmp_path), processor()) is None
+    choice = NetChoice(name="net.py:build", untrained=True)
+    assert known_speeds(choice, describe(choice, str(tmp_path)), str(tmp_path), processor()) is None
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_a_net_is_timed_at_a_site(

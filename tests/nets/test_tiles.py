@@ -27,7 +27,7 @@ TILED: dict[str, Callable[[], Net]] = {
 @pytest.mark.parametrize("name", TILED)
 def test_tiles_with_the_aligned_halo_equal_the_whole_bit_for_bit(name: str) -> None:
     net = in_integers(TILED[name]())
-    volume = random_volume(tuple(n * s for n, s in zip((2, 4, 4), net.stride, strict=True)))
+    volume = random_volume(tuple(n * s for n, s in zip((2, 4, 4), net.volpipe["stride"], strict=True)))
     whole = run_whole(net, volume)
     assert whole.std() > 0.01
     assert torch.equal(run_tiled(net, volume, aligned_halo(net)), whole)
@@ -36,9 +36,9 @@ def test_tiles_with_the_aligned_halo_equal_the_whole_bit_for_bit(name: str) -> N
 @pytest.mark.parametrize("name", TILED)
 def test_tiles_with_one_stride_less_differ_from_the_whole(name: str) -> None:
     net = in_integers(TILED[name]())
-    volume = random_volume(tuple(2 * s for s in net.stride))
+    volume = random_volume(tuple(2 * s for s in net.volpipe["stride"]))
     whole = run_whole(net, volume)
-    for axis, (halo, stride) in enumerate(zip(aligned_halo(net), net.stride, strict=True)):
+    for axis, (halo, stride) in enumerate(zip(aligned_halo(net), net.volpipe["stride"], strict=True)):
         if halo:
             less = (*aligned_halo(net)[:axis], halo - stride, *aligned_halo(net)[axis + 1 :])
             assert not torch.equal(run_tiled(net, volume, less), whole)
@@ -56,7 +56,7 @@ def test_tiles_off_the_stride_grid_are_wrong_by_the_size_of_the_signal() -> None
 @pytest.mark.parametrize("make", [*TILED.values(), lambda: unet3d(features=(4, 8), norm="batch")])
 def test_float32_tiles_equal_the_whole_but_for_the_order_of_sums(make: Callable[[], Net]) -> None:
     net = awake(make())
-    volume = random_volume(tuple(4 * s for s in net.stride))
+    volume = random_volume(tuple(4 * s for s in net.volpipe["stride"]))
     whole, tiled = run_whole(net, volume), run_tiled(net, volume, aligned_halo(net))
     assert whole.dtype == torch.float32
     torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-5)
@@ -65,7 +65,7 @@ def test_float32_tiles_equal_the_whole_but_for_the_order_of_sums(make: Callable[
 @pytest.mark.parametrize("name", TILED)
 def test_number_of_threads_does_not_change_a_bit(name: str) -> None:
     net = awake(TILED[name]())
-    window = random_volume(tuple(8 * s for s in net.stride))
+    window = random_volume(tuple(8 * s for s in net.volpipe["stride"]))
     before, outs = torch.get_num_threads(), []
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
@@ -111,7 +111,7 @@ def random_volume(shape: Shape) -> np.ndarray:
 
 
 def aligned_halo(net: Net) -> Shape:
-    return tuple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
+    return tuple(align_up(h, s) for h, s in zip(net.volpipe["halo"], net.volpipe["stride"], strict=True))
 
 
 def run_whole(net: Net, volume: np.ndarray) -> Tensor:
@@ -124,16 +124,16 @@ def run_whole(net: Net, volume: np.ndarray) -> Tensor:
 def run_tiled(net: Net, volume: np.ndarray, halo: Shape) -> Tensor:
     """Return `volume` run in windows that keep twice the stride, with `halo` voxels around each."""
     extended = np.pad(volume, [(h, h) for h in halo], mode="reflect")
-    tile = tuple(2 * s for s in net.stride)
-    shape = [n * s for n, s in zip(volume.shape, net.scale, strict=True)]
+    tile = tuple(2 * s for s in net.volpipe["stride"])
+    shape = [n * s for n, s in zip(volume.shape, net.volpipe["scale"], strict=True)]
     out = torch.empty(shape, dtype=weights_dtype(net))  # z,y,x
     for start in itertools.product(*(range(0, n, t) for n, t in zip(volume.shape, tile, strict=True))):
         window = extended[tuple(slice(a, a + t + 2 * h) for a, t, h in zip(start, tile, halo, strict=True))]
-        kept = tuple(slice(a * s, (a + t) * s) for a, t, s in zip(start, tile, net.scale, strict=True))
+        kept = tuple(slice(a * s, (a + t) * s) for a, t, s in zip(start, tile, net.volpipe["scale"], strict=True))
         out[kept] = run_cropped(net, window, halo)
     return out
 
 
 def run_cropped(net: Net, window: np.ndarray, halo: Shape) -> Tensor:
     out = torch.from_numpy(run(net, np.ascontiguousarray(window)))
-    return out[tuple(slice(h * s, n - h * s) for h, s, n in zip(halo, net.scale, out.shape, strict=True))]
+    return out[tuple(slice(h * s, n - h * s) for h, s, n in zip(halo, net.volpipe["scale"], out.shape, strict=True))]

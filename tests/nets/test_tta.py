@@ -18,7 +18,7 @@ from volpipe.volumes.volume import open_volume
 NET = """
 import torch
 class PendingInput(torch.nn.Module):
-    scale, stride, halo = (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(1, 1, 1))
     def forward(self, x):
         padded = torch.nn.functional.pad(x, (0, 1, 0, 0, 0, 1))
         return x + 3 * padded[:, :, :-1, :, 1:] + padded[:, :, 1:, :, :-1]
@@ -102,7 +102,7 @@ import torch
 def pad(x, *by):
     return torch.nn.functional.pad(x, [n for step in reversed(by) for n in (max(0, -step), max(0, step))])
 class Pairs(torch.nn.Module):
-    scale, stride, halo, in_channels, out_channels = (1, 1, 1), (1, 1, 1), (1, 3, 3), 1, 6
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(1, 3, 3), in_channels=1, out_channels=6)
     def forward(self, x):
         z, y, x_size = x.shape[2:]
         other = [

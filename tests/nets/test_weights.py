@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from volpipe.inference import infer as infer_module
 from volpipe.inference import runner as runner_module
 from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash
-from volpipe.nets.load import build_net, load_weights
+from volpipe.nets.load import build_net
+from volpipe.nets.state_dicts import load_weights
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs import provenance
 from volpipe.runs.provenance import read_provenance
@@ -33,7 +35,7 @@ SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrai
 NETS = """
 import torch
 class Net(torch.nn.Module):
-    scale, stride, halo, out_channels, window = (1, 1, 1), (1, 1, 1), (1, 1, 1), 1, (12, 12, 12)
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(1, 1, 1), out_channels=1, window=(12, 12, 12))
     def __init__(self):
         super().__init__()
         self.conv = torch.nn.Conv3d(1, 1, 3, padding=1)
@@ -383,7 +385,10 @@ MORE = {"model": prefixed("model.") | {"model.more": torch.ones(1)}}
 OTHER = {"state_dict": {"first.weight": torch.zeros(3), "first.bias": torch.zeros(1)}, "epoch": 1}
 LACKING = [
     (NO_BIAS, r"w\.pt, state_dict, do not fit the net: missing: conv\.bias; give the net\.options that they were"),
-    (MORE, r"w\.pt, model\.model, do not fit the net: too many: more; give"),
+    (
+        MORE,
+        r"w\.pt, model\.model, do not fit the net: too many: more, which the net has no part for; let its",
+    ),
     (
         OTHER,
         r"missing: conv\.weight and 1 more, too many: first\.weight and 1 more; give the net\.name and the net",
@@ -439,3 +444,96 @@ def test_batch_norms_of_files_without_counters_load(tmp_path: Path) -> None:
     torch.save({"state_dict": state | {"weight": torch.tensor([2.0, 3.0])}}, tmp_path / "w.pt")
     load_weights(net, tmp_path / "w.pt")
     assert net.weight.tolist() == [2.0, 3.0]
+
+
+def _parametrised(norm: str) -> torch.nn.Module:
+    torch.manual_seed(5)
+    layer = torch.nn.Conv3d(1, 2, 3, padding=1)
+    normed: torch.nn.Module = getattr(torch.nn.utils.parametrizations, norm)(layer)
+    return torch.nn.Sequential(normed, torch.nn.Conv3d(2, 1, 1)).eval()
+
+
+def _of_old(norm: str) -> torch.nn.Module:
+    torch.manual_seed(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a form that torch no longer makes, and still reads
+        normed: torch.nn.Module = getattr(torch.nn.utils, norm)(torch.nn.Conv3d(1, 2, 3, padding=1))
+    return torch.nn.Sequential(normed, torch.nn.Conv3d(2, 1, 1)).eval()
+
+
+def _compiled_in_part() -> torch.nn.Module:
+    parts = (torch.nn.Conv3d(1, 2, 3, padding=1), torch.nn.Conv3d(2, 1, 1))
+    return torch.nn.Sequential(torch.compile(parts[0], backend="eager"), parts[1])
+
+
+def _compiled() -> torch.nn.Module:
+    made: torch.nn.Module = torch.compile(_compiled_in_part(), backend="eager")  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize("place", ["", "state_dict"])
+@pytest.mark.parametrize(
+    ("net", "saved"),
+    [
+        (lambda: _parametrised("weight_norm"), lambda: _of_old("weight_norm")),
+        (lambda: _parametrised("weight_norm"), lambda: _parametrised("weight_norm")),
+        (lambda: _parametrised("spectral_norm"), lambda: _parametrised("spectral_norm")),
+        (lambda: _of_old("weight_norm"), lambda: _of_old("weight_norm")),
+        (_compiled, _compiled),
+        (_compiled_in_part, _compiled_in_part),
+    ],
+    ids=["old weight_norm", "weight_norm", "spectral_norm", "both old", "compiled", "compiled in part"],
+)
+def test_what_torch_loads_is_loaded(
+    tmp_path: Path, net: Callable[[], torch.nn.Module], saved: Callable[[], torch.nn.Module], place: str
+) -> None:
+    """To the tensor: as torch itself loads the same file."""
+    state, torchs, ours = saved().state_dict(), net(), net()
+    torch.save({place: state} if place else state, tmp_path / "w.pt")
+    torchs.load_state_dict(state)
+    load_weights(ours, tmp_path / "w.pt")
+    expected, loaded = torchs.state_dict(), ours.state_dict()
+    assert list(expected) == list(loaded)
+    assert all(torch.equal(expected[name], loaded[name]) for name in expected)
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}\nsize 12345678\n"
+PAGE = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [(POINTER, "git lfs pull"), (PAGE, "a web page"), ("no weights\n", "a text")]
+)
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("w.pt", ["net.name=nets.py:seeded", "net.weights=w.pt"]),
+        ("w.safetensors", ["net.name=nets.py:seeded", "net.weights=w.safetensors"]),
+        ("w.pth", ["net.name=unet3d", "net.weights=w.pth"]),
+        ("net.onnx", ["net.name=net.onnx"]),
+        ("net.ts", ["net.name=net.ts", "net.trust_model=true"]),
+        ("net.pt2", ["net.name=net.pt2", "net.trust_model=true"]),
+        ("net.zip", ["net.name=net.zip"]),
+    ],
+)
+def test_a_text_in_the_place_of_a_file_is_named_as_one(
+    tmp_path: Path, give: Give, file: str, settings: list[str], text: str, words: str
+) -> None:
+    (tmp_path / file).write_text(text)
+    ended = give("run", *THREADS, *set_each(*settings), "-o", "out.zarr", "in.n5")
+    assert ended.code == 2
+    assert file in ended.err and "looks like a text" in ended.err and words in ended.err
+    assert not (tmp_path / "out.zarr").exists()
+
+
+@pytest.mark.parametrize(("text", "words"), [(POINTER, "git lfs pull"), (PAGE, "a web page")])
+def test_a_recipe_and_a_description_that_were_not_fetched_are_named(
+    tmp_path: Path, give: Give, text: str, words: str
+) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "rdf.yaml").write_text(text)
+    for chosen in (["--recipe", "mine.toml"], set_each("net.name=./package")):
+        ended = give("run", *THREADS, *chosen, "-o", "out.zarr", "in.n5")
+        assert ended.code == 2
+        assert words in ended.err

@@ -111,11 +111,9 @@ SETTINGS = ("windows.shape=[16,16,16]", "net.intensity=same")
 class Smooth(nn.Module):
     """A net that sees two voxels to each side, and fills with zeros beyond its window."""
 
-    scale = stride = (1, 1, 1)
-    halo = (2, 2, 2)
-
     def __init__(self) -> None:
         super().__init__()
+        self.volpipe = {"scale": (1, 1, 1), "stride": (1, 1, 1), "halo": (2, 2, 2)}
         self.conv = nn.Conv3d(1, 1, 5, padding=2, bias=False)
         with torch.no_grad():
             self.conv.weight.fill_(1 / 125)

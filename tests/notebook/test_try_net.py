@@ -24,9 +24,7 @@ from torch import nn
 
 
 class Net(nn.Module):
-    intensity = "same"
-    scale = stride = (1, 1, 1)
-    halo = (2, 2, 2)
+    volpipe = dict(intensity="same", scale=(1, 1, 1), stride=(1, 1, 1), halo=(2, 2, 2))
 
     def __init__(self):
         super().__init__()

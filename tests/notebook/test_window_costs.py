@@ -18,13 +18,11 @@ MIB = 1 << 20
 class Slow(nn.Module):
     """A net of one layer that says all of itself."""
 
-    scale = stride = (1, 1, 1)
-    halo = (1, 1, 1)
-    window = (16, 16, 16)
-    out_channels = 1
-
     def __init__(self) -> None:
         super().__init__()
+        self.volpipe = {
+            "scale": (1, 1, 1), "stride": (1, 1, 1), "halo": (1, 1, 1), "window": (16, 16, 16), "out_channels": 1,
+        }  # fmt: skip
         self.conv = nn.Conv3d(1, 1, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,10 @@ NET = """
 import torch
 from pathlib import Path
 class Net(torch.nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
-    window, intensity = (8, 8, 8), "raw"
+    volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(0, 0, 0), window=(8, 8, 8), intensity="raw"
+    )
     def forward(self, x):
         if (x == 255).all() and not Path("tried").exists():
             Path("tried").touch()

@@ -84,8 +84,9 @@ def test_slices_of_input_and_output_are_their_voxels_and_do_not_differ(tmp_path:
 def test_the_difference_is_that_of_the_voxels(tmp_path: Path) -> None:
     data = noise((20, 24, 28), "float32")
     (tmp_path / "net.py").write_text(
-        "import torch\nclass Half(torch.nn.Module):\n    intensity, stride, halo = 'same', (1, 1, 1), (0, 0, 0)\n"
-        "    tile_invariant = True\n    def forward(self, x):\n        return x / 2\ndef build():\n    return Half()\n"
+        "import torch\nclass Half(torch.nn.Module):\n"
+        "    volpipe = dict(intensity='same', stride=(1, 1, 1), halo=(0, 0, 0), tile_invariant=True)\n"
+        "    def forward(self, x):\n        return x / 2\ndef build():\n    return Half()\n"
     )
     plan = plan_of(tmp_path, data, "net.name=net.py:build", "normalise.method=none", "output.dtype=float32", *BLOCKS)
     execute(plan, Inline().start)

@@ -181,7 +181,7 @@ def test_a_window_off_the_stride_of_the_net(give: Give) -> None:
 NETS = """
 import threading, torch
 class Net(torch.nn.Module):
-    in_channels, limit = 1, 10**9
+    volpipe, limit = dict(in_channels=1), 10**9
     def forward(self, x):
         is_task = threading.current_thread() is not threading.main_thread()
         if is_task and x[0, 0].numel() > self.limit:
@@ -189,13 +189,13 @@ class Net(torch.nn.Module):
         return x
 def half():
     class Half(Net):
-        out_channels, scale, stride, halo = 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
+        volpipe = dict(out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0))
         def forward(self, x):
             return x[..., ::2]
     return Half()
 def two():
     net = Net()
-    net.in_channels = 2
+    net.volpipe = dict(in_channels=2)
     return net
 def large(limit=600):
     net = Net()

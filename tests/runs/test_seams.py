@@ -24,12 +24,12 @@ from volpipe.volumes.formats.container import read_attributes
 NET = """
 import torch
 class Tilted(torch.nn.Module):
-    intensity = "raw"
+    volpipe = dict(intensity="raw")
     def forward(self, x):
         return x + x.mean() * 20
 def build():
     net = Tilted()
-    net.tile_invariant = True
+    net.volpipe = dict(net.volpipe, tile_invariant=True)
     return net
 """
 
@@ -112,8 +112,10 @@ class Whole(torch.nn.Module):
         return x - x.mean((2, 3, 4), keepdim=True)
 def build():
     net = Whole()
-    net.in_channels = net.out_channels = 1
-    net.scale, net.stride, net.halo, net.tile_invariant, net.intensity = (1, 1, 1), (1, 1, 1), (0, 0, 0), False, "same"
+    net.volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(0, 0, 0), tile_invariant=False, intensity="same"
+    )
     return net
 """
 

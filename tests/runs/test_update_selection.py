@@ -160,8 +160,7 @@ def test_a_driver_killed_around_the_record_of_another_selection_goes_on(
 BRIGHT = """
 import torch
 class Bright(torch.nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
-    intensity = "same"
+    volpipe = dict(in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0), intensity="same")
     def forward(self, x):
         return x + 300
 def bright():

@@ -54,8 +54,10 @@ import torch
 from torch import nn
 
 class Alike(nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 3, (1, 1, 1), (1, 1, 1), (1, 1, 1)
-    window, intensity = (10, 10, 10), "unit"
+    volpipe = dict(
+        in_channels=1, out_channels=3, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(1, 1, 1), window=(10, 10, 10), intensity="unit"
+    )
 
     def forward(self, x):
         return torch.cat([1 - (x - x.roll(1, axis)).abs() / 255 for axis in (2, 3, 4)], 1)

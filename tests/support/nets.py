@@ -13,7 +13,7 @@ from volpipe.geometry.grid import Shape
 SMOOTH = """
 import torch
 class Smooth(torch.nn.Module):
-    scale, stride, halo = (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(1, 1, 1))
     def forward(self, x):
         return torch.nn.functional.conv3d(x, torch.ones(1, 1, 3, 3, 3, dtype=x.dtype) / 27, padding=1)
 def smooth():

@@ -21,7 +21,7 @@ import multiprocessing, pathlib, threading, torch
 def is_task():  # else a plan tries the net
     return threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None
 class Ramp(torch.nn.Module):
-    stride, halo = (1, 1, 1), (0, 0, 0)  # it sees one voxel, though by its place
+    volpipe = dict(stride=(1, 1, 1), halo=(0, 0, 0))  # it sees one voxel, though by its place
     def __init__(self, scale, calls):
         super().__init__()
         self.scale, self.calls = tuple(scale), calls

@@ -142,7 +142,7 @@ def test_a_gradient_that_is_no_number_stops_the_training(folder: Path) -> None:
     (folder / "steep.py").write_text(
         "import torch\n\n"
         "class Steep(torch.nn.Module):\n"
-        "    in_channels, out_channels, intensity, window, halo = 1, 1, 'same', (8, 8, 8), (0, 0, 0)\n"
+        "    volpipe = dict(in_channels=1, out_channels=1, intensity='same', window=(8, 8, 8), halo=(0, 0, 0))\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.weight = torch.nn.Parameter(torch.zeros(1))\n"
@@ -170,7 +170,7 @@ def test_a_net_that_gives_other_channels_than_it_declares_is_refused(folder: Pat
     (folder / "three.py").write_text(
         "import torch\n\n"
         "class Three(torch.nn.Module):\n"
-        "    in_channels, out_channels, intensity, window, halo = 1, 1, 'same', (8, 8, 8), (0, 0, 0)\n"
+        "    volpipe = dict(in_channels=1, out_channels=1, intensity='same', window=(8, 8, 8), halo=(0, 0, 0))\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.layer = torch.nn.Conv3d(1, 3, 1)\n"

@@ -41,8 +41,10 @@ class Net(torch.nn.Module):
         return x
 def build():
     net = Net()
-    net.in_channels = net.out_channels = 1
-    net.scale, net.stride, net.halo, net.window, net.intensity = (1, 1, 1), (1, 1, 1), (0, 0, 0), (8, 16, 16), "same"
+    net.volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(0, 0, 0), window=(8, 16, 16), intensity="same"
+    )
     return net
 """
 

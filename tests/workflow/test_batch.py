@@ -34,8 +34,10 @@ from volpipe.workflow.status import find_status
 NET = """
 import torch
 class Net(torch.nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
-    window, intensity = (8, 8, 8), "same"
+    volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(0, 0, 0), window=(8, 8, 8), intensity="same"
+    )
     def __init__(self):
         super().__init__()
         self.gain = torch.nn.Parameter(torch.ones(1))

@@ -581,14 +581,16 @@ OTHER_OFFSETS = "[[[-1, 0, 0], [0, -1, 0], [0, 0, -1]], [[-1, 0, 0], [0, -1, 0],
 UP = """
 import torch
 class Up(torch.nn.Module):
-    in_channels = out_channels = 1
-    stride, halo, intensity = (1, 1, 1), (1, 1, 1), "same"
     def __init__(self, factor):
         super().__init__()
         torch.manual_seed(0)
-        self.scale, self.conv = (factor, 1, 1), torch.nn.Conv3d(1, 1, 3, padding=1)
+        self.factor = factor
+        self.volpipe = dict(
+            in_channels=1, out_channels=1, scale=(factor, 1, 1), stride=(1, 1, 1), halo=(1, 1, 1), intensity="same"
+        )
+        self.conv = torch.nn.Conv3d(1, 1, 3, padding=1)
     def forward(self, x):
-        return self.conv(x).repeat_interleave(self.scale[0], 2)
+        return self.conv(x).repeat_interleave(self.factor, 2)
 def up(factor):
     return Up(factor)
 """

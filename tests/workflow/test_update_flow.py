@@ -36,8 +36,7 @@ LAWS = settings(max_examples=3, deadline=None, suppress_health_check=[HealthChec
 ALIKE = """
 import torch
 class Alike(torch.nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 3, (1, 1, 1), (1, 1, 1), (1, 1, 1)
-    intensity = "unit"
+    volpipe = dict(in_channels=1, out_channels=3, scale=(1, 1, 1), stride=(1, 1, 1), halo=(1, 1, 1), intensity="unit")
     def forward(self, x):
         return torch.cat([1 - (x - x.roll(1, axis)).abs().clamp(0, 255) / 255 for axis in (2, 3, 4)], 1)
 def alike():

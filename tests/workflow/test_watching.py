@@ -45,7 +45,7 @@ from volpipe.workflow.status import Observer, Status, find_status
 NET = """
 import pathlib, time, torch
 class Net(torch.nn.Module):
-    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0))
     def forward(self, x):
         time.sleep(float(pathlib.Path(__file__).with_name("seconds").read_text()) if x.any() else 0)
         return x

@@ -37,13 +37,14 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self, channels=1, scale=1, add=0.0):
         super().__init__()
-        self.in_channels, self.out_channels = 1, channels
-        self.scale, self.stride, self.halo = (scale, 1, 1), (1, 1, 1), (0, 0, 0)
-        self.window, self.intensity = (8, 8, 8), "same"
-        self.add = add
+        self.volpipe = dict(
+            in_channels=1, out_channels=channels, scale=(scale, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0),
+            window=(8, 8, 8), intensity="same"
+        )
+        self.channels, self.scale, self.add = channels, scale, add
 
     def forward(self, x):
-        return (x + self.add).repeat_interleave(self.scale[0], 2).repeat(1, self.out_channels, 1, 1, 1)
+        return (x + self.add).repeat_interleave(self.scale, 2).repeat(1, self.channels, 1, 1, 1)
 
 def net(channels=1, scale=1, add=0.0):
     return Net(channels, scale, add)

@@ -31,8 +31,10 @@ from torch import nn
 from torch.nn import functional
 
 class Affinities(nn.Module):
-    in_channels, out_channels, scale, stride, halo = 1, 3, (1, 1, 1), (1, 1, 1), (1, 1, 1)
-    window, intensity = (10, 10, 10), "unit"
+    volpipe = dict(
+        in_channels=1, out_channels=3, scale=(1, 1, 1), stride=(1, 1, 1),
+        halo=(1, 1, 1), window=(10, 10, 10), intensity="unit"
+    )
 
     def forward(self, x):
         x = x.div(2, rounding_mode="floor")

@@ -33,11 +33,14 @@ import torch
 from torch import nn
 
 class Net(nn.Module):
-    in_channels, scale, stride, halo, window, intensity = 1, (1, 1, 1), (1, 1, 1), (2, 2, 2), (12, 12, 12), "same"
+    volpipe = dict(
+        in_channels=1, scale=(1, 1, 1), stride=(1, 1, 1), halo=(2, 2, 2),
+        window=(12, 12, 12), intensity="same", out_channels=1
+    )
 
     def __init__(self, add, seconds):
         super().__init__()
-        self.out_channels, self.add, self.seconds = 1, add, seconds
+        self.add, self.seconds = add, seconds
 
     def forward(self, x):
         time.sleep(self.seconds)

@@ -119,7 +119,7 @@ def net_report(name: str, *settings: str, recipe: str | Path | None = None, trus
     notes = (*_about_package(module), *_about_buffers(chosen.net, module))
     geometry, problem = None, ""
     try:
-        geometry = cached_geometry(chosen.net, folder, hint)
+        geometry = cached_geometry(chosen.net, folder, window=hint)
     except UnmeasurableError as error:
         problem = str(error)
     return NetReport(facts, geometry, problem, layers, notes, with_normalisation(chosen, facts))
@@ -150,8 +150,6 @@ def _about_buffers(choice: NetChoice, module: nn.Module) -> list[str]:
 
 def _about_package(module: nn.Module) -> list[str]:
     """Return how a package's own test goes, and what should be known of it; nothing for other nets."""
-    if not hasattr(module, "package"):
-        return []
     from volpipe.nets.bioimageio import PackageNet
 
     if not isinstance(module, PackageNet):

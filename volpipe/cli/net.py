@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -167,6 +167,8 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     from volpipe.estimation.halo_search import CORE, halo_errors, real_window
     from volpipe.geometry.grid import align_up, triple
     from volpipe.inference.tiling import around_core, own_window
+    from volpipe.nets.bioimageio import PackageNet
+    from volpipe.nets.files import inner_net
     from volpipe.nets.load import build_net
     from volpipe.nets.net_geometry import run_net
 
@@ -176,11 +178,9 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
         out.print(f"smaller halos are not tried: the exact one takes a window of {largest:,} voxels")
         return found.halo
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
-    module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
-    if hasattr(module, "is_strict"):
-        getattr(
-            module, "net", module
-        ).is_strict = False  # halos are tried on windows that a package's own sizes may leave out
+    module = build_net(chosen.net, str(Path.cwd()))
+    if isinstance(package := inner_net(module), PackageNet):
+        package.is_strict = False  # halos are tried on windows that a package's own sizes may leave out
 
     def run(windows: np.ndarray) -> np.ndarray:
         result: np.ndarray = run_net(module, torch.from_numpy(windows)).numpy()

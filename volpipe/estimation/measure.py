@@ -75,7 +75,7 @@ class GpuTimes:
         """Remember them for plans; return whether that can be."""
         for precision, measured in self.differences.items():
             store_measured(choice, search_path, difference_key(precision, normalise, facts, self.gpu.name), measured)
-        return keep_speeds(choice, search_path, self.speeds)
+        return keep_speeds(choice, facts, search_path, self.speeds)
 
 
 def time_net(choice: NetChoice, normalise: Normalise, facts: NetFacts, search_path: str) -> Record[GpuTimes]:
@@ -306,7 +306,7 @@ def _of_processor(what: str) -> str:
 
 def difference_key(precision: Precision, normalise: Normalise, net: NetFacts, processor: str) -> str:
     """Return by what the difference of a net in `precision` is remembered, as measured on a processor or GPU."""
-    return f"{precision} {normalise} {net.weights_sha256} on {processor}"
+    return f"{precision} {normalise} {net.weights_sha256} {net.identity.digest} on {processor}"
 
 
 def _window(net: NetFacts) -> tuple[int, int, int]:

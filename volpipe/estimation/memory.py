@@ -93,7 +93,7 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
     `speeds`, which may be those of a GPU; those of other nets as they were measured on this machine.
     """
     choice = plan.recipe.infer
-    measured = speeds or known_speeds(plan.recipe.net, plan.search_path, processor())
+    measured = speeds or known_speeds(plan.recipe.net, plan.net, plan.search_path, processor())
     known = None if measured is None else measured.of(plan.arithmetic)
     if known is None or choice.exact or choice.compile:
         return None

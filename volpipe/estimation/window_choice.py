@@ -145,7 +145,7 @@ def _in_short_tasks(make: Callable[[NetSizes], Plan], plan: Plan, speeds: NetSpe
         return plan
     seconds = _seconds(plan, speeds)
     if seconds is None and on_gpu:
-        of_core = _seconds(plan, known_speeds(plan.recipe.net, plan.search_path, processor()))
+        of_core = _seconds(plan, known_speeds(plan.recipe.net, plan.net, plan.search_path, processor()))
         seconds = None if of_core is None else of_core / GPU_TIMES
     block_voxels = UNKNOWN_ON_GPU if on_gpu else 0
     if seconds is not None:
@@ -198,7 +198,7 @@ def _speeds(plan: Plan, capacity: Capacity) -> NetSpeeds | None:
     """Return what windows of the net cost here, or on the site's GPU; if unknown, measured here where it pays."""
     choice, folder, gpu = plan.recipe.net, plan.search_path, capacity.gpu
     name, is_away = _processor(capacity), gpu is not None and not capacity.is_here
-    known = (known_speeds if gpu is None else kept_speeds)(choice, folder, name)
+    known = (known_speeds if gpu is None else kept_speeds)(choice, plan.net, folder, name)
     if known is not None or is_away or not _is_large(plan, on_gpu=gpu is not None):
         return known
     if not can_store_measured(choice, folder):
@@ -208,7 +208,7 @@ def _speeds(plan: Plan, capacity: Capacity) -> NetSpeeds | None:
     if measured is None:
         log.warning("windows of net %s could not be timed on %s; the net's own are taken", plan.net.label, name)
     if measured is not None or gpu is None:  # a GPU may have been in use
-        keep_speeds(choice, folder, measured or NetSpeeds(processor=name))  # so that no plan tries it again
+        keep_speeds(choice, plan.net, folder, measured or NetSpeeds(processor=name))  # so that no plan tries it again
     return measured
 
 

@@ -31,7 +31,8 @@ from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
-COMPARED = {"source", "net", "code_sha256", "search_path", "out"}  # fields that explain why sizes differ
+COMPARED = {"source", "net", "code_sha256", "out"}  # fields that explain why sizes differ
+IDENTITY = "net.identity"  # of a net, which says itself what differs
 REASONS = {"net.weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 
 
@@ -242,21 +243,34 @@ class OutputPlan(BaseModel, ABC):
 
     @cached_property
     def identity(self) -> str:
-        """A short hash of everything that decides the output's bytes, but for what the volume holds."""
-        return hashlib.sha256(self.model_dump_json(exclude={"source": {"slices"}}).encode()).hexdigest()[:16]
+        """A short hash of everything that decides the output's bytes, but for what the volume holds.
+
+        Names count from the folder `search_path`; what they name is in here by its contents.
+        """
+        left_out: dict[str, Any] = {"source": {"slices"}, "search_path": True}  # Any: as pydantic has it
+        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()[:16]
 
     def changes(self, new: Self) -> list[str]:
         """Return a line for each difference from `new`."""
         before, after = (dict(_flat(plan.model_dump(include=COMPARED))) for plan in (self, new))
-        return differences(self.recipe, new.recipe) + [
-            f"{name}: {_short(value)} -> {_short(after[name])}{REASONS.get(name, '')}"
+        own = [
+            f"{name}: {_short(value)} -> {_short(after.get(name))}{REASONS.get(name, '')}"
             for name, value in before.items()
-            if value != after[name]
+            if value != after.get(name) and name != IDENTITY
         ]
+        return differences(self.recipe, new.recipe) + own + self.net_changes(new)
+
+    def net_changes(self, new: Self) -> list[str]:
+        """Return a line for each difference of the net in `new` beside its weights, source and facts."""
+        return []
 
     def changed(self, **fields: object) -> Self:
         """Return the plan with other values in some fields; pydantic's own copy keeps cached properties."""
         return self.model_validate({name: getattr(self, name) for name in type(self).model_fields} | fields)
+
+    def as_begun(self, old: Self) -> Self:
+        """Return the plan with what an output keeps once it is begun, as `old` has it."""
+        return self.changed(**{name: getattr(old, name) for name in self.SIZES})
 
     @property
     def scale(self) -> Triple:

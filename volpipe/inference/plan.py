@@ -29,7 +29,7 @@ from volpipe.geometry.block_shape import (
 )
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, divisor_near, triple
 from volpipe.geometry.levels import FINEST
-from volpipe.inference.output_plan import OutputPlan, Source, can_stream, levels_of
+from volpipe.inference.output_plan import IDENTITY, OutputPlan, Source, can_stream, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
 from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, losses
@@ -99,6 +99,15 @@ class Plan(OutputPlan):
     net_note: str = Field("", exclude=True, repr=False)
     sizes_note: str = Field("", exclude=True, repr=False)
     precision_note: str = Field("", exclude=True, repr=False)
+
+    def as_begun(self, old: Self) -> Self:
+        """Return the plan with what an output keeps once it is begun, as `old` has it, and the identity of its net."""
+        return super().as_begun(old).changed(net=self.net.as_begun(old.net))
+
+    def net_changes(self, new: Self) -> list[str]:
+        """Return a line for each difference of the net in `new` beside its weights, source and facts."""
+        lines = self.net.identity.differences(new.net.identity)
+        return [f"{IDENTITY}: the net {new.net.label} is another: {line}" for line in lines]
 
     @property
     def sizes(self) -> NetSizes:

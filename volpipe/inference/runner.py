@@ -26,7 +26,8 @@ from volpipe.errors import NetError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash, short_hash
-from volpipe.nets.load import build_net, check_same_net, weights_digest
+from volpipe.nets.identity import NetIdentity
+from volpipe.nets.load import Built, build, check_identity, check_same_net, weights_digest
 from volpipe.nets.net_geometry import is_shortage
 from volpipe.nets.tta import mean_of_forms
 
@@ -117,7 +118,7 @@ class Runner:
     Attributes:
         device: "cpu" or "cuda".
         batch: windows per call.
-        weights_sha256, code_sha256: of the net that was loaded here.
+        weights_sha256, code_sha256, identity: of the net that was loaded here.
     """
 
     plan: Plan
@@ -125,6 +126,7 @@ class Runner:
     batch: int = 1
     weights_sha256: str = ""
     code_sha256: str = ""
+    identity: NetIdentity = field(default_factory=NetIdentity)
     _net: Callable[..., torch.Tensor] | None = field(default=None, repr=False)
     _advice: str = ""
     _seconds: float = 0.0
@@ -155,13 +157,14 @@ class Runner:
         torch.backends.mkldnn.enabled = not choice.exact  # type: ignore[assignment]  # a descriptor
         net_choice, search_path = plan.recipe.net, plan.search_path
         # Windows that are tried where memory is short could make a net of volumes one of slices.
-        net = build_net(net_choice, search_path, facts=plan.net)
+        built = build(net_choice, search_path, facts=plan.net)
+        net, identity = built.net, _identity(built, plan)
         weights, code = weights_digest(net_choice, net, search_path), code_hash(net_choice.name, search_path)
         net = net.to(device)
         if plan.channels_last:
             net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
         called = torch.compile(net) if choice.compile else net
-        runner = cls(plan, device, weights_sha256=weights, code_sha256=code, _net=called)
+        runner = cls(plan, device, weights_sha256=weights, code_sha256=code, identity=identity, _net=called)
         runner.batch = choice.batch if choice.batch != "auto" else runner._batch_that_fits()
         return runner
 
@@ -178,6 +181,7 @@ class Runner:
                 f"in the plan it is {short_hash(self.plan.code_sha256)}: it was edited after the run began, or "
                 "differs on that machine; make it the same there, or start over with --fresh"
             )
+        check_identity(self.plan.net.label, self.plan.net.identity, self.identity)
 
     @cached_property
     def bus(self) -> Bus:
@@ -359,6 +363,16 @@ def autocast(device: str, precision: str) -> torch.autocast:
 
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
     return torch.autocast(device, dtype, enabled=dtype is not None)
+
+
+def _identity(built: Built, plan: Plan) -> NetIdentity:
+    """Return what tells the net of `plan`, as it was built here, from others."""
+    if not plan.net.dtype:
+        return built.identified(plan.net)
+    from volpipe.nets.functions import function_identity
+
+    source = plan.source
+    return function_identity(plan.recipe.net, plan.net, source.num_channels, np.dtype(source.dtype), plan.search_path)
 
 
 def take_threads(num: int) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
+from volpipe.nets.declared import ServedNet, bare_net, declared, draws_weights
 from volpipe.nets.net_geometry import Geometry, NetArray, OutputError, UnmeasurableError, is_shortage
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import nearest
@@ -31,28 +32,27 @@ GRADIENTS = re.compile("grad|inference (mode|tensor)", re.IGNORECASE)  # in what
 _with_gradients = WeakSet[nn.Module]()
 
 
-class Adapter(nn.Module):
+class Adapter(ServedNet):
     """A user's net with the interface of ours: (n, c, z, y, x) -> one tensor (n, C, z', y', x').
 
-    The net gets a copy of its input, which it may change in place. Attributes that this class lacks are those of the
-    net, and so are the names of its weights.
+    The net gets a copy of its input, which it may change in place. The names of its weights are those of the net.
 
     Attributes:
         net: as its maker wrote it.
         uneven: returns the geometry of a net whose output may lack more behind than before, which is then cut to lack
             as much before; None while that is measured.
-        planes: that it is run over; none of a net of volumes.
-        context: neighbouring slices on each side, as channels.
     """
 
     def __init__(self, net: nn.Module, choice: NetChoice, *, is_flat: bool) -> None:
         super().__init__()
         self.net = net
         self.choice = choice
-        self.taken = None if hasattr(net, "package") else choice.output  # a package has taken it
+        self.declaration = declared(net)
+        self.is_package = isinstance(net, ServedNet) and net.is_package
+        self.taken = None if self.is_package else choice.output  # a package has taken it
         self.uneven: Callable[[], Geometry] | None = None
-        self.one_by_one = bool(getattr(net, "one_by_one", False))
-        self.planes: tuple[str, ...] = (choice.plane or ("yx",)) if is_flat else ()
+        self.one_by_one = self.declaration.one_by_one
+        self.planes = (choice.plane or ("yx",)) if is_flat else ()
         self.context = choice.context or 0
         if not is_flat and (choice.plane or choice.context):
             key = "plane" if choice.plane else "context"
@@ -61,17 +61,13 @@ class Adapter(nn.Module):
                 f"(n, c, y, x); leave net.{key} out"
             )
 
-    def __getattr__(self, name: str) -> Any:  # Any: whatever the net has
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "net":
-                raise
-        value = getattr(self.net, name)
-        return self._with_random_weights if name == "with_random_weights" else value
+    @property
+    def draws_weights(self) -> bool:  # type: ignore[override]  # that of its net
+        return draws_weights(self.net)
 
-    def _with_random_weights(self, *, positive: bool) -> Adapter:
-        return self._around(self.net.with_random_weights(positive=positive))  # type: ignore[operator]  # of ours
+    def with_random_weights(self, *, positive: bool) -> Adapter:
+        assert isinstance(self.net, ServedNet)
+        return self._around(self.net.with_random_weights(positive=positive))
 
     def _around(self, net: nn.Module) -> Adapter:
         return Adapter(net, self.choice, is_flat=bool(self.planes))
@@ -79,18 +75,18 @@ class Adapter(nn.Module):
     @property
     def bare(self) -> Adapter:
         """This net without the pre- and postprocessing of a package."""
-        inner = getattr(self.net, "bare", self.net)
-        return self if inner is self.net or not hasattr(inner, "forward") else self._around(inner)
+        inner = bare_net(self.net)
+        return self if inner is self.net else self._around(inner)
 
     @property
-    def slice_axis(self) -> int | None:
+    def slice_axis(self) -> int | None:  # type: ignore[override]  # follows from the planes
         """The axis across the one plane of slices; None of volumes and of several planes."""
         return ORDERS[self.planes[0]][0] if len(self.planes) == 1 else None
 
     @property
     def fixed(self) -> Triple:
         """The only sizes (z, y, x) of windows that the net takes; 0 where it takes others."""
-        return self.in_volume(getattr(self.net, "fixed", (0, 0, 0)), 0)
+        return self.in_volume(self.declaration.fixed or (0, 0, 0), 0)
 
     def in_volume(self, sizes: Sequence[int], across: int) -> Triple:
         """Return sizes of the net's own axes along z, y, x; `across` is that of slices where two are given."""
@@ -145,7 +141,7 @@ class Adapter(nn.Module):
 
     def _of_slices(self, slices: torch.Tensor) -> Any:  # Any: whatever the net returns, with its tensors of five axes
         """Return what the net returns for (n, c, slices, rows, columns): all slices in one call."""
-        if hasattr(self.net, "package"):  # whose axes are as its description has them
+        if self.is_package:  # whose axes are as its description has them
             return self.net(slices.clone())
         n, c, s, rows, columns = slices.shape
         values = outputs_of(self._call(slices.movedim(2, 1).reshape(n * s, c, rows, columns)))
@@ -216,8 +212,7 @@ def adapted(net: nn.Module, choice: NetChoice) -> Adapter:
 
 def takes_slices(net: nn.Module, context: int, *, is_asked: bool) -> bool:
     """Return whether a net takes slices (n, c, y, x): by what it says, by its weights, or by trying volumes first."""
-    is_flat = getattr(net, "is_flat", None)
-    if isinstance(is_flat, bool):
+    if (is_flat := declared(net).slices) is not None:
         return is_flat
     ranks = {tensor.ndim for tensor in net.state_dict().values() if isinstance(tensor, torch.Tensor)}
     if 5 in ranks:
@@ -256,16 +251,16 @@ def possible_channels(net: nn.Module, context: int = 0) -> list[int]:
     Raises:
         VolpipeError: it takes no whole number of slices.
     """
-    own = getattr(net, "in_channels", None)
-    first = own if isinstance(own, int) and not isinstance(own, bool) else first_channels(net)
+    own = declared(net).in_channels
+    first = own if own is not None else first_channels(net)
     slices = 2 * context + 1
-    if first is not None and first % slices and isinstance(own, int):
+    if first is not None and first % slices and own is not None:
         raise VolpipeError(
             f"net.context={context} gives {slices} slices as channels, and the net takes {first} channels; set "
             f"net.context to {(first - 1) // 2}"
         )
-    if isinstance(own, int) and first is not None:
-        return [first // slices]
+    if own is not None:
+        return [own // slices]
     return list(dict.fromkeys([1, *([first // slices] if first and first >= slices else [])]))
 
 

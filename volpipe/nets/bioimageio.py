@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,8 @@ from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.adapter import called, outputs_of
 from volpipe.nets.bioimageio_ops import EACH, LETTERS, STATISTICS, Step, output_intensity, split_normalisation
 from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
+from volpipe.nets.declared import Declaration, ServedNet
+from volpipe.nets.net_geometry import Region
 from volpipe.nets.onnx import OnnxGraph, check_size
 
 RELATIVE = 1e-4  # of the largest expected value, where a package has no tolerance
@@ -43,7 +44,7 @@ class SelfTestResult:
     is_reproduced: bool
 
 
-class PackageNet(nn.Module):
+class PackageNet(ServedNet):
     """The net of a package, (n, c, z, y, x) -> (n, C, z', y', x'), with its fixed pre- and postprocessing.
 
     A net without z runs over slices. The volume must be normalised by `normalise`.
@@ -53,39 +54,38 @@ class PackageNet(nn.Module):
         super().__init__()
         self.package, self.kind = package, kind
         self._inner = inner
+        self.is_code = kind not in ("onnx", "torchscript")
         self.is_strict = not is_bare  # a package may restrict sizes of windows more than its net does
         self.normalise, before = split_normalisation(package.input.steps, package.input.channels)
         self._before: Sequence[Step] = () if is_bare else before
         self._after: Sequence[Step] = () if is_bare else package.output.steps
         _check_output(package.output.steps)
-        self.in_channels, self.out_channels = package.input.channels, package.output.channels
-        self.scale, self.intensity = package.scale, output_intensity(package.output.steps)
-        self.shrink, self.margin = package.shrink, package.margin
-        if package.halo is not None:
-            self.halo = package.halo
+        is_flat = "z" not in package.input.axes
         several = range(package.output.channels if package.output.channels > 1 else 0)
         is_each = any(step.kind in EACH for step in package.output.steps)  # each channel for itself
-        regions = [{"name": f"channel {i}"} for i in several if is_each]
-        self.of_maker: dict[str, object] = {"least": package.least, "regions": regions}
-        self.is_flat = "z" not in package.input.axes
-        self.planes = ("yx",) if self.is_flat else ()
-        sizes = list(zip(FLAT_WINDOW if self.is_flat else WINDOW, package.least, package.step, strict=True))
+        regions = tuple(Region(f"channel {i}") for i in several if is_each) or None
+        self.is_package, self.planes, self.slice_axis = True, ("yx",) if is_flat else (), 0 if is_flat else None
+        sizes = list(zip(FLAT_WINDOW if is_flat else WINDOW, package.least, package.step, strict=True))
         whole = [least + align_up(max(0, size - least), step) if step else least for size, least, step in sizes]
         is_valid = any(package.margin)
         only = [not is_bare and (not step or (not is_valid and least % step != 0)) for _, least, step in sizes]
         own = _sizes_of(inner, package.input.axes)
-        self.window = triple([n or size for n, size in zip(own, whole, strict=True)])
-        self.fixed = triple([n or (size if is_only else 0) for n, size, is_only in zip(own, whole, only, strict=True)])
-        if not any(self.fixed):
-            self.stride = package.step
-            if is_valid:
-                pairs = zip(package.least, package.step, strict=True)
-                self.remainder = triple(least % max(step, 1) for least, step in pairs)
+        self._sizes = triple([n or (size if is_only else 0) for n, size, is_only in zip(own, whole, only, strict=True)])
+        is_free = not any(self._sizes)
+        rest = triple(least % max(step, 1) for least, step in zip(package.least, package.step, strict=True))
+        self.declaration = Declaration(
+            in_channels=package.input.channels, out_channels=package.output.channels, scale=package.scale,
+            shrink=package.shrink, margin=package.margin, halo=package.halo, slices=is_flat, fixed=self._sizes,
+            intensity=output_intensity(package.output.steps), normalise=self.normalise,
+            window=triple([n or size for n, size in zip(own, whole, strict=True)]),
+            stride=package.step if is_free and all(package.step) else None,
+            remainder=rest if is_free and is_valid else None, least=package.least, regions=regions,
+        )  # fmt: skip
         if isinstance(inner, OnnxGraph):
             self.varying = inner.varying
-            self.num_parameters = inner.graph.num_parameters
+            self.num_numbers = inner.graph.num_parameters
 
-    @cached_property
+    @property
     def bare(self) -> nn.Module:
         """The bare network, without pre- and postprocessing, which hide its receptive field."""
         if isinstance(self._inner, OnnxGraph):
@@ -105,7 +105,7 @@ class PackageNet(nn.Module):
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         if self.is_strict and windows.device.type != "meta":
             sizes = tuple(windows.shape[2:])
-            check_size(self.package.name, self.fixed, sizes)
+            check_size(self.package.name, self._sizes, sizes)
             if any(n < least for n, least in zip(sizes, self.package.least, strict=True)):
                 raise VolpipeError(
                     f"net {self.package.name} takes windows of {self.package.least} voxels or more, not {sizes}; "
@@ -199,7 +199,9 @@ class PackageNet(nn.Module):
 class _BareGraph(PackageNet):
     """A package's bare graph of ONNX, which has no gradient, but random weights on demand."""
 
-    def with_random_weights(self, *, positive: bool) -> PackageNet:
+    draws_weights = True
+
+    def with_random_weights(self, *, positive: bool) -> PackageNet:  # type: ignore[override]
         """Return this net with random weights."""
         assert isinstance(self._inner, OnnxGraph)
         return PackageNet(self.package, self.kind, self._inner.with_random_weights(positive=positive), is_bare=True)

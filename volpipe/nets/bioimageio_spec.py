@@ -23,7 +23,7 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
 from volpipe.nets.bioimageio_ops import Step, read_step
 from volpipe.resolve import describe_error
-from volpipe.text import decoded
+from volpipe.text import check_no_text, decoded, stand_in
 
 DESCRIPTIONS = ("bioimageio.yaml", "rdf.yaml", "model.yaml")
 DISCRETE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool")
@@ -160,6 +160,7 @@ def unpack(path: Path) -> Path:
     """Return the folder in the user's cache with the files of the zip at `path`, unpacked once and whole."""
     if not path.is_file():
         raise VolpipeError(f"no package at {path}")
+    check_no_text(path, "zip")
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -237,6 +238,8 @@ def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
     if file.stat().st_size > MOST_TEXT:
         raise VolpipeError(f"{file} has {file.stat().st_size} bytes; a description has at most {MOST_TEXT}")
     text = decoded(file.read_bytes(), errors="replace")
+    if instead := stand_in(text.encode()):
+        raise VolpipeError(f"{file} is no description of a package, but looks like {instead}")
     try:
         num_aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
         description = _plain(yaml.safe_load(text)) if num_aliases <= MOST_ALIASES else None

@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from volpipe.nets import files
-from volpipe.nets.facts import NetSpeeds, choice_digest, is_shipped, models_folder, shipped_speeds, torch_version
+from volpipe.nets.facts import (
+    NetFacts,
+    NetSpeeds,
+    choice_digest,
+    is_shipped,
+    models_folder,
+    shipped_speeds,
+    torch_version,
+)
 from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.storage import paths
 
@@ -135,16 +143,20 @@ def _file_of_measured(choice: NetChoice, search_path: str, what: str) -> Path | 
     return memory_of(without_weights(choice), search_path, what)  # where their numbers matter, `what` names them
 
 
-def kept_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
+def kept_speeds(choice: NetChoice, facts: NetFacts, search_path: str, processor: str) -> NetSpeeds | None:
     """Return what windows of the net of `choice` cost on a processor or GPU, if they were measured there."""
-    return load_measured(choice, search_path, f"speeds on {processor}", NetSpeeds)
+    return load_measured(choice, search_path, _speeds_key(facts, processor), NetSpeeds)
 
 
-def keep_speeds(choice: NetChoice, search_path: str, speeds: NetSpeeds) -> bool:
+def keep_speeds(choice: NetChoice, facts: NetFacts, search_path: str, speeds: NetSpeeds) -> bool:
     """Remember what windows of the net of `choice` cost on a processor; return whether that can be."""
-    return store_measured(choice, search_path, f"speeds on {speeds.processor}", speeds)
+    return store_measured(choice, search_path, _speeds_key(facts, speeds.processor), speeds)
 
 
-def known_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
+def _speeds_key(facts: NetFacts, processor: str) -> str:
+    return f"speeds of {facts.identity.form} on {processor}"
+
+
+def known_speeds(choice: NetChoice, facts: NetFacts, search_path: str, processor: str) -> NetSpeeds | None:
     """Return what windows of the net of `choice` cost on a `processor`: as measured there, else as shipped."""
-    return kept_speeds(choice, search_path, processor) or shipped_speeds(choice)
+    return kept_speeds(choice, facts, search_path, processor) or shipped_speeds(choice)

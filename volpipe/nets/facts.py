@@ -34,11 +34,12 @@ from pydantic import (
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.geometry.grid import triple
 from volpipe.nets.files import FUNCTION, is_program, place_of
-from volpipe.nets.net_geometry import NetArray
+from volpipe.nets.identity import NetIdentity
+from volpipe.nets.net_geometry import Interpolation, NetArray, Region
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.on_grid import resampled
-from volpipe.volumes.resampling import Order, Resampling
+from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.values import zero_faces
 from volpipe.volumes.volume import Volume
@@ -52,47 +53,10 @@ OF_THE_RUN = {"accept_tile_variance", "offsets", "trained_range", "trust_model",
 S = TypeVar("S", Windows, Output)
 UNITS = (1e-1, 1.0, 1e3, 1e6)  # nm in the units that makers count in: Å, nm, µm, mm
 RESAMPLED_UNITS = UNITS[1:]  # far enough apart that the sizes of a volume tell which is meant
-ANISOTROPIC = 3.0  # nnU-Net's threshold (nnunetv2 2.8, configuration.py)
 FARTHEST = 4.0  # times as long voxels, on the mean of the axes: beyond that another unit may be meant
 OPTIONAL = {"context", "margin", "output", "plane", "remainder"}  # which no hash of a net without them holds
 
 log = logging.getLogger(__name__)
-
-
-class Interpolation(BaseModel):
-    """How a net's maker resamples volumes of other voxels than those of the training.
-
-    Attributes:
-        order: of the spline: 0, the nearest voxel, 1, linear, or 3.
-        order_z: along the axis of the longest voxels, where that is interpolated apart.
-        apart: whether it is; None: where its voxels are more than ANISOTROPIC times as long as the shortest.
-        limits: to which voxels are clipped before, of each channel; none where they are not.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    order: Order = 3
-    order_z: Order = 0
-    apart: bool | None = None
-    limits: tuple[tuple[float, float] | None, ...] = ()
-
-    def orders(self, old: Lengths, new: Lengths) -> tuple[Order, Order, Order]:
-        """Return the order along each axis (z, y, x), from voxels of lengths `old` to `new`."""
-        longest = old if self.apart or max(old) > ANISOTROPIC * min(old) else new
-        is_apart = self.apart if self.apart is not None else max(longest) > ANISOTROPIC * min(longest)
-        axes = [axis for axis, length in enumerate(longest) if length == max(longest)]
-        return triple(self.order_z if is_apart and axes == [axis] else self.order for axis in range(3))
-
-
-class Region(NamedTuple):
-    """What a channel of a net shows that was trained on regions, which overlap, each with a channel of its own.
-
-    Attributes:
-        label: that its voxels have where no later channel's region is, 0 where its maker names none.
-    """
-
-    name: str
-    label: int = 0
 
 
 class NetFacts(BaseModel):
@@ -121,6 +85,7 @@ class NetFacts(BaseModel):
         spacing: lengths of a voxel (z, y, x) that it was trained on, in some unit; 0 along an axis where any will do.
         interpolation: how volumes of other voxels are resampled to these; None where they are refused.
         dtype: of what a function on arrays gives, which gets voxels as they are stored; "" of a net.
+        identity: what tells a user's net from others, beside its weights and its source.
         crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
         regions: one for each channel where these are no exclusive classes.
         least: the smallest window that its maker allows.
@@ -158,13 +123,23 @@ class NetFacts(BaseModel):
     regions: tuple[Region, ...] = ()
     least: Sizes = (1, 1, 1)
     dtype: str = ""
+    identity: NetIdentity = NetIdentity()
 
     @model_serializer(mode="wrap")
     def _of_net(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Return all of it, without what few nets have where it has none of that."""
         tree: dict[str, object] = dump(self)
-        nothing = {"dtype": self.dtype, "regions": self.regions, "least": max(self.least) > 1}
-        return {key: value for key, value in tree.items() if nothing.get(key, True)}
+        is_set = {
+            "dtype": self.dtype, "regions": self.regions, "least": max(self.least) > 1,
+            "identity": self.identity != NetIdentity(),
+        }  # fmt: skip
+        return {key: value for key, value in tree.items() if is_set.get(key, True)}
+
+    def as_begun(self, begun: NetFacts) -> NetFacts:
+        """Return these facts, with what tells the net from others as of `begun`, if that is the same net."""
+        if begun.identity.differences(self.identity):
+            return self
+        return self.model_copy(update={"identity": begun.identity})
 
     def of_array(self, array: NetArray) -> NetFacts:
         """Return the facts of one of the outputs that are joined."""

@@ -22,6 +22,8 @@ from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import describe_error, load_function
 from volpipe.syntax import parse
+from volpipe.text import check_no_text
+from volpipe.user_code import home_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -177,6 +179,7 @@ def _load_code(package: Package, weights: Weights) -> nn.Module:
         source = architecture(weights)
         place = str(resolve_file(package.folder, source)) if "source" in source else source["import_from"]
         net: nn.Module = load_function(f"{place}:{source['callable']}")(**source["kwargs"])
+        check_no_text(weights.file, "file of weights")
         net.load_state_dict(torch.load(weights.file, map_location="cpu", weights_only=True))
     except VolpipeError as error:
         raise VolpipeError(f"package {package.name}: {error}") from error
@@ -190,6 +193,9 @@ def _load_code(package: Package, weights: Weights) -> nn.Module:
 def _load(path: Path, kind: str) -> nn.Module:
     import torch
 
+    from volpipe.nets.declared import Declaration
+
+    check_no_text(path, f"file of {kind}")
     if kind == "torch.export":
         program = torch.export.load(path)
         exported = program.module()
@@ -199,8 +205,9 @@ def _load(path: Path, kind: str) -> nn.Module:
             raise VolpipeError(
                 f"net {path.name} takes {shape[0]} windows at once; export it with a free batch, or of 1"
             )
-        exported.is_flat, exported.one_by_one = len(shape) == 4, shape[0] == 1  # type: ignore[assignment]  # new ones
-        exported.in_channels, exported.fixed = shape[1], tuple(shape[2:])  # type: ignore[assignment]  # new ones
+        exported.volpipe = Declaration(  # type: ignore[assignment]  # a module's attributes are tensors to its stubs
+            slices=len(shape) == 4, one_by_one=shape[0] == 1, in_channels=shape[1] or None, fixed=tuple(shape[2:])
+        )
         return exported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # to whoever makes such files
@@ -238,6 +245,31 @@ def code_hash(name: str, search_path: str) -> str:
     for file in files:
         digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest() if files else ""
+
+
+def code_files(name: str, search_path: str) -> tuple[list[Path], list[Path]]:
+    """Return the source of the net `name`, and files of a user's elsewhere that it imports.
+
+    Those lie in folders of PYTHONPATH, or are installed from where they are edited.
+    """
+    own = [file for file in _code_of(name, Path(search_path)) if file.suffix == ".py"]
+    known, folders = set(own), {home for file in own for home in _homes(file)}
+    while True:
+        files = set(_with_imports(own, folders))
+        homes = {home for file in files - known for home in _homes(file)}
+        known |= files
+        if homes <= folders:
+            return own, sorted(files - set(own))
+        folders |= homes
+
+
+def _homes(file: Path) -> Iterator[Path]:
+    """Yield the folders of a user's from which Python imports modules that the Python `file` names."""
+    for node in _import_statements(file):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        for name in names:
+            if (home := home_of(name.partition(".")[0])) is not None:
+                yield Path(home)
 
 
 def _code_of(name: str, search_path: Path) -> list[Path]:
@@ -309,17 +341,20 @@ def _imported(file: Path, folders: Collection[Path]) -> Iterator[Path]:
 
     Relative imports count from its own folder.
     """
-    try:
-        tree = parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # whoever runs it says so
-        return
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Import | ast.ImportFrom):
-            continue
+    for node in _import_statements(file):
         package, level = (node.module, node.level) if isinstance(node, ast.ImportFrom) else (None, 0)
         places = file.parents[level - 1 : level] if level else folders
         for folder, alias in itertools.product(places, node.names):
             yield from _files_of(f"{package}.{alias.name}" if package else alias.name, folder)
+
+
+def _import_statements(file: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the statements of a Python file that import; none of one that cannot be parsed."""
+    try:
+        tree = parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # whoever runs it says so
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def short_hash(digest: str) -> str:
@@ -340,27 +375,31 @@ def run_self_test(net: nn.Module) -> None:
     Raises:
         VolpipeError: the net fails it.
     """
-    if hasattr(net, "package"):
-        from volpipe.nets.bioimageio import PackageNet
+    from volpipe.nets.bioimageio import PackageNet
 
-        net = inner_net(net)
-        if isinstance(net, PackageNet):
-            outcome = net.check()
-            log.info("package %s: its own test differs by %.3g at most", net.package.name, outcome.largest)
+    net = inner_net(net)
+    if isinstance(net, PackageNet):
+        outcome = net.check()
+        log.info("package %s: its own test differs by %.3g at most", net.package.name, outcome.largest)
 
 
 def num_parameters(net: nn.Module) -> int:
     """Return the number of a net's parameters."""
-    count = getattr(net, "num_parameters", None)
-    return count if isinstance(count, int) else sum(p.numel() for p in net.parameters())
+    from volpipe.nets.declared import ServedNet
+
+    own = inner_net(net)
+    count = own.num_numbers if isinstance(own, ServedNet) else None
+    return count if count is not None else sum(p.numel() for p in net.parameters())
 
 
 def normalising_layers(net: nn.Module) -> list[str]:
     """Return the operators of a loaded file that look at the whole window; [] for other nets."""
     import torch
 
-    if isinstance(varying := getattr(net, "varying", None), list):
-        return varying
+    from volpipe.nets.declared import ServedNet
+
+    if isinstance(net, ServedNet) and net.varying is not None:
+        return list(net.varying)
     if isinstance(net, torch.jit.ScriptModule):
         graph: Any = net.inlined_graph  # Any: torch has no types for it
         return [name for name in VARYING if graph.findAllNodes(f"aten::{name}")]

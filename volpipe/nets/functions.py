@@ -20,9 +20,11 @@ from torch import nn
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry.grid import Triple, triple
 from volpipe.nets.facts import NetFacts
-from volpipe.nets.files import FUNCTION, label_of
+from volpipe.nets.files import FUNCTION, code_files, label_of
+from volpipe.nets.identity import NetIdentity, samples
 from volpipe.recipes.inference import NetChoice, Normalise, Output
 from volpipe.resolve import describe_error, load_function
+from volpipe.user_code import running
 
 BLOCK = 64  # voxels of a block along each axis, without its halo
 CORE, THIN = 8, 4  # voxels of a block that is tried, along the axis that is looked at and along the others
@@ -51,7 +53,7 @@ class ArrayFunction(nn.Module):
         """
         try:
             result = self.function(block[0] if len(block) == 1 else block, **self.options)
-        except Exception as error:  # the user's code
+        except (Exception, SystemExit) as error:  # the user's code
             raise VolpipeError(
                 f"function {self.name} fails for a block of {block.shape[1:]} voxels of {block.dtype}: "
                 f"{describe_error(error)}"
@@ -124,8 +126,21 @@ def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype
         update={
             "in_channels": num_channels, "out_channels": len(result), "dtype": result.dtype.name,
             "output": Output(kind="labels") if are_labels else None,
+            "identity": function_identity(choice, facts, num_channels, dtype, search_path),
         }
     )  # fmt: skip
+
+
+def function_identity(
+    choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype, search_path: str
+) -> NetIdentity:
+    """Return what tells the function that `choice` names from others: files that it opens, and what it gives."""
+    name = choice.name.removeprefix(FUNCTION)
+    with running(name, search_path) as opened:
+        function = build_function(choice, search_path)
+        blocks = Trial(num_channels, dtype).blocks(triple(2 * h + CORE for h in facts.halo))
+        output = [value for block in blocks for value in samples(function.of(block))]
+    return NetIdentity(files=opened.hashes(*code_files(choice.name, search_path)), output=tuple(output))
 
 
 def _too_small(name: str, halo: Triple, seen: list[int], wider: Triple) -> str:

@@ -2,11 +2,11 @@
 
 Not here: the nets (models/), their facts (facts), or running them (infer). torch is imported to build a net.
 
-A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
-recipe may give those that a user's net lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`, `intensity`
-("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`. `fixed` is the only size that
-it takes along an axis, 0 where it takes others; `normalise` is the normalisation that it needs; `integers` tells that
-it takes whole numbers of any type as well and gives the same type, and the same values as for float32.
+A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x'), which may declare in its attribute `volpipe`, in input
+voxels (z, y, x): `in_channels`, `out_channels`, `scale`, `stride`, `halo`, `intensity` ("same" as the normalised input,
+"unit" for 0..1, or "raw"), `window`, `tile_invariant`. `fixed` is the only size that it takes along an axis, 0 where it
+takes others; `normalise` is the normalisation that it needs; `integers` tells that it takes whole numbers of any type
+as well and gives the same type, and the same values as for float32. A recipe may give those that a user's net lacks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import inspect
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +37,15 @@ from volpipe.nets.facts import (
     weights_path,
 )
 from volpipe.nets.files import short_hash
+from volpipe.nets.identity import NetIdentity
 from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError, is_shortage, only_tensor, reason
 from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
-from volpipe.nets.state_dicts import load_state
+from volpipe.nets.state_dicts import load_weights
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice, Windows
 from volpipe.resolve import describe_error, load_function, nearest
 from volpipe.units import count
+from volpipe.user_code import Opened, running
 from volpipe.volumes.volume import Volume
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
 SIZES = ("margin", "remainder", "shrink")
 MEASURED_TOO = ("in_channels", "fixed", *SIZES)
-ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remainder": 0, "shrink": 1}
+ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remainder": 0, "shrink": 1, "fixed": 0}
 # Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
 # compiler: 1.7 s and 70 MiB (2026-11).
 MOST_COMPUTED = 32**3
@@ -62,8 +65,50 @@ SMALL = 16  # voxels along an axis of a window that is computed twice
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Built:
+    """A net, and what tells it from others as far as that is known without calling it."""
+
+    net: nn.Module
+    identity: NetIdentity = field(default_factory=NetIdentity)
+
+    def identified(self, facts: NetFacts | None = None) -> NetIdentity:
+        """Return what tells the net from others, its output for a fixed window included.
+
+        Args:
+            facts: of the net, which say what window it takes where it takes none of the usual ones.
+        """
+        from volpipe.nets.adapter import Adapter, possible_channels
+        from volpipe.nets.declared import context_of, only_sizes_of
+        from volpipe.nets.identity import fixed_output
+
+        if not self.identity.layers:
+            return self.identity
+        net = self.net
+        uneven = net.uneven if isinstance(net, Adapter) else None
+        if isinstance(net, Adapter):
+            net.uneven = None  # which rests on the geometry, which is remembered by this
+        try:
+            channels = possible_channels(files.inner_net(net), context_of(net))
+            output = fixed_output(net, channels, only_sizes_of(net))
+            if not output and facts is not None:
+                output = fixed_output(net, [facts.in_channels], _small(facts, facts.window))
+        finally:
+            if isinstance(net, Adapter):
+                net.uneven = uneven
+        return self.identity.model_copy(update={"output": output})
+
+
 def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = None) -> nn.Module:
     """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded, and the interface of ours.
+
+    Args, Raises: as of `build`.
+    """
+    return build(choice, search_path, facts=facts).net
+
+
+def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = None) -> Built:
+    """Return the net of `choice` in evaluation mode, on the CPU, with its weights, and what tells it from others.
 
     Args:
         search_path: folder of relative files and modules: where the run was started.
@@ -77,9 +122,13 @@ def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | Non
     if files.is_function(choice.name):
         from volpipe.nets.functions import build_function
 
-        return build_function(choice, search_path)
+        return Built(build_function(choice, search_path))
     is_program = files.is_program(choice.name)
-    net = files.load_program(choice, search_path) if is_program else _call(choice, search_path)
+    from volpipe.nets.adapter import Adapter, adapted
+    from volpipe.nets.declared import ServedNet
+
+    with _watched(choice, search_path) as opened:
+        net = files.load_program(choice, search_path) if is_program else _call(choice, search_path)
     with refusing(choice):
         if choice.weights is not None:
             load_weights(net, weights_path(choice.weights, search_path), choice.weights_key)
@@ -87,16 +136,39 @@ def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | Non
             net.eval()
         for parameter in net.parameters():
             parameter.requires_grad_(False)
-        is_served = is_shipped(choice) or hasattr(net, "package")  # as one of ours
+        is_package = isinstance(net, ServedNet) and net.is_package
+        is_served = is_shipped(choice) or is_package  # as one of ours
+        net = net if is_served else _as_float32(net)
+        # before it is called, which may change it
+        identity = NetIdentity() if opened is None else _identity(choice, search_path, net, opened)
         if is_served and not (choice.plane or choice.context or (is_shipped(choice) and choice.output is not None)):
-            return net
-        from volpipe.nets.adapter import Adapter, adapted
-
-        net = _as_float32(net)
+            return Built(net, identity)
         adapter = adapted(net, choice) if facts is None else Adapter(net, choice, is_flat=bool(facts.planes))
+    whole = Built(adapter, identity)
     # An output with as many voxels as its window lacks none; where it does, and unevenly, is known once it is measured.
-    adapter.uneven = functools.cache(lambda: cached_geometry(choice, search_path))
-    return adapter
+    adapter.uneven = functools.cache(lambda: cached_geometry(choice, search_path, whole))
+    return whole
+
+
+def _watched(choice: NetChoice, search_path: str) -> contextlib.AbstractContextManager[Opened | None]:
+    """Note the files that a user's code opens meanwhile; nothing of nets whose own file is all that they are."""
+    if is_shipped(choice) or (files.is_program(choice.name) and files.kind_of(choice.name) != files.PACKAGE):
+        return contextlib.nullcontext()
+    return running("" if files.is_program(choice.name) else choice.name, search_path)
+
+
+def _identity(choice: NetChoice, search_path: str, net: nn.Module, opened: Opened) -> NetIdentity:
+    """Return what tells `net`, built by code that opened some files, from others."""
+    from volpipe.nets.bioimageio import PackageNet
+    from volpipe.nets.identity import attributes_hash, layers_hash
+
+    if isinstance(net, PackageNet) and not net.is_code:
+        return NetIdentity()
+    return NetIdentity(
+        layers=layers_hash(net),
+        files=opened.hashes(*files.code_files(choice.name, search_path)),
+        attributes=attributes_hash(net),
+    )
 
 
 @contextlib.contextmanager
@@ -149,8 +221,10 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
     """Return the net from the function that `choice` names."""
     from torch import nn
 
+    from volpipe.nets.declared import declared
+
     name = choice.name
-    if ":" in name:
+    if not is_shipped(choice):
         function = load_function(name, search_path)
     else:
         check_shipped(name)
@@ -160,10 +234,11 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
         net = function(**choice.options)
     except (TypeError, ValueError) as error:
         raise VolpipeError(f"net {name}: {error}") from error
-    except Exception as error:  # the function may be the user's code
+    except (Exception, SystemExit) as error:  # the function may be the user's code
         raise VolpipeError(f"net {name} cannot be built: {describe_error(error)}") from error
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
+    declared(net, name)
     if lazy := [key for key, parameter in net.named_parameters() if nn.parameter.is_lazy(parameter)]:
         raise VolpipeError(
             f"net {name} has parameters whose shape its first window makes, such as {lazy[0]}; call it once in {name}, "
@@ -181,23 +256,6 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
         if option not in parameters:
             known = f"; it takes {', '.join(parameters)}" if parameters else "; it takes none"
             raise VolpipeError(f"net {name} has no option {option}{nearest(option, parameters)}{known}")
-
-
-def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
-    """Load the tensors in the file `path`, or in its part `key`, into `net`.
-
-    Raises:
-        VolpipeError: no such file, a file of more than tensors, or tensors that do not fit the net.
-    """
-    expected = {name: tensor for name, tensor in net.state_dict().items() if hasattr(tensor, "shape")}
-    state = load_state(expected, path, key)
-    try:
-        net.load_state_dict(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        why = " ".join(str(error).split())
-        raise VolpipeError(
-            f"the weights in {path} do not fit the net: {why}; give the net.options that they were trained with"
-        ) from error
 
 
 @once
@@ -224,7 +282,10 @@ def describe(choice: NetChoice, search_path: str = "", window: Triple | None = N
 
 def examine(choice: NetChoice, search_path: str = "", window: Triple | None = None) -> NetFacts:
     """Return the facts of the net of `choice`, which is built; `window` as for `describe`."""
-    net = build_net(choice, search_path)
+    from volpipe.nets.declared import context_of, planes_of
+
+    own = build(choice, search_path)
+    net = own.net
     files.run_self_test(net)
     facts: dict[str, Any] = {  # Any: attributes of a net, checked by NetFacts
         "in_channels": 1,
@@ -243,12 +304,12 @@ def examine(choice: NetChoice, search_path: str = "", window: Triple | None = No
         "shrink": (1, 1, 1),
     }
     with refusing(choice):
-        declared = _declared(net, facts) | getattr(net, "of_maker", {}) | _overrides(choice)
+        declared = _declared(net) | _overrides(choice)
     facts |= declared
     missing = [key for key in GEOMETRY if key not in declared]
     if set(missing) - {"out_channels"}:  # check_shapes finds wrong out_channels
         try:
-            geometry = cached_geometry(choice, search_path, window)
+            geometry = cached_geometry(choice, search_path, own, window)
         except UnmeasurableError as error:
             if not choice.accept_tile_variance or isinstance(error, OutputError):
                 keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
@@ -266,7 +327,7 @@ def examine(choice: NetChoice, search_path: str = "", window: Triple | None = No
     if any(facts["margin"]):
         facts["halo"] = _halo_of_margin(facts)
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
-    facts |= {"planes": getattr(net, "planes", ()), "context": getattr(net, "context", 0)}
+    facts |= {"planes": planes_of(net), "context": context_of(net)}
     if "window" not in declared and len(facts["planes"]) == 1 and not facts["tile_invariant"]:
         facts["window"] = net.in_volume(*LARGE_SLICES[facts["context"] > 0])  # type: ignore[operator]  # an Adapter
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
@@ -274,7 +335,8 @@ def examine(choice: NetChoice, search_path: str = "", window: Triple | None = No
     with refusing(choice):
         facts["weights_sha256"] = weights_digest(choice, net, search_path)
     try:
-        return NetFacts(**facts)
+        known = NetFacts(**facts)
+        return known.model_copy(update={"identity": own.identified(known)})
     except ValidationError as error:
         why = complain(error, NetFacts, facts, f"net {facts['label']}")
         raise VolpipeError(f"{why}; correct it there") from error
@@ -286,11 +348,12 @@ def _halo_of_margin(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a
     return triple(margin + align_up(max(0, halo - margin), stride) for halo, margin, stride in sizes)
 
 
-def _declared(net: nn.Module, keys: Iterable[str]) -> dict[str, Any]:  # Any: attributes of a net
-    """Return what a net declares of `keys`, in the axes of a volume."""
+def _declared(net: nn.Module) -> dict[str, Any]:  # Any: values of a declaration
+    """Return what a net declares, in the axes of a volume."""
+    from volpipe.nets import declared as declarations
     from volpipe.nets.adapter import Adapter, possible_channels
 
-    declared = {key: getattr(net, key) for key in keys if hasattr(net, key)}
+    declared = declarations.declared(net).of(NetFacts.model_fields)
     if not any(declared.get("fixed", ())):
         declared.pop("fixed", None)  # no size is the only one, as far as it says
     if not isinstance(net, Adapter):
@@ -298,7 +361,7 @@ def _declared(net: nn.Module, keys: Iterable[str]) -> dict[str, Any]:  # Any: at
     if "in_channels" in declared:
         declared["in_channels"] = possible_channels(net, net.context)[0]
     if net.planes:
-        if net.planes != ("yx",) or net.context:
+        if (net.planes != ("yx",) or net.context) and declared.get("tile_invariant", True):
             declared.pop("halo", None)  # which is of other axes, and is measured
         declared |= {key: net.in_volume(declared[key], across) for key, across in ACROSS.items() if key in declared}
     return declared
@@ -321,14 +384,20 @@ def _window(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
     )
 
 
-def cached_geometry(choice: NetChoice, search_path: str, window: Triple | None = None) -> Geometry:
-    """Return the geometry of the net of `choice`: from the user's cache if code and weights are, else measured.
+def cached_geometry(
+    choice: NetChoice, search_path: str, own: Built | None = None, window: Triple | None = None
+) -> Geometry:
+    """Return the geometry of the net of `choice`: from the user's cache while it is the same net, else measured.
+
+    Args:
+        own: the net, where it is built already.
+        window: that its user has chosen, tried where the net takes no usual one.
 
     Raises:
         UnmeasurableError: it cannot be measured, or not within the time.
     """
 
-    def build() -> nn.Module:
+    def new() -> nn.Module:
         from volpipe.nets.adapter import Adapter
 
         net = build_net(choice, search_path)
@@ -338,13 +407,25 @@ def cached_geometry(choice: NetChoice, search_path: str, window: Triple | None =
 
     def measure() -> Geometry:
         log.info("net %s does not declare all of its geometry; measuring it", choice.name)
-        return measure_geometry(build, whole_window=", ".join(normalising_layers(net)), hint=window)
+        layers = normalising_layers((own or build(choice, search_path)).net)
+        return measure_geometry(new, whole_window=", ".join(layers), hint=window)
 
-    net = build()
-    # Buffers and gates that are zero until weights are loaded act on what a net sees.
     with refusing(choice):
-        memory = file_of_code(choice, search_path, f"geometry of {weights_hash(net)} by {window}")
-        return kept(memory, Geometry, measure)
+        if is_shipped(choice):
+            return measure()
+        own = own or build(choice, search_path)
+        # Random weights are others each time; what a net sees depends on those that are zero alone.
+        weights = weights_digest(choice, own.net, search_path) if choice.weights is not None else _zeros_hash(own.net)
+        what = f"geometry {own.identified().digest} {weights} by {window}"
+        return kept(file_of_code(choice, search_path, what), Geometry, measure)
+
+
+def _zeros_hash(net: nn.Module) -> str:
+    """Return the SHA-256 of which parameters of `net` are zero."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(net.named_parameters()):
+        digest.update(f"{name} {tuple(parameter.shape)}\n".encode() + (parameter == 0).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def fitted(choice: NetChoice, facts: NetFacts, volume: Volume, search_path: str = "") -> NetFacts:
@@ -379,7 +460,8 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
         facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels, facts.margin, facts.remainder,
         facts.shrink, facts.in_channels,
     )  # fmt: skip
-    memory = file_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {facts.weights_sha256}")
+    net = f"{facts.weights_sha256} {facts.identity.digest}"
+    memory = file_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {net}")
     try:
         with refusing(choice):
             kept(memory, bool, lambda: _agrees(choice, facts, window, search_path, declared))
@@ -395,22 +477,22 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
 def _agrees(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str, declared: Geometry) -> bool:
     """Return True for a net whose windows agree; the others are refused."""
 
-    def build() -> nn.Module:
+    def new() -> nn.Module:
         return build_net(choice, search_path)
 
     if not files.is_program(choice.name) and choice.weights is None:
-        second = weights_hash(build())
+        second = weights_hash(new())
         if second != facts.weights_sha256:
             raise PlanError(
                 f"net {facts.label} draws other weights at each call of its function "
                 f"({short_hash(facts.weights_sha256)} and {short_hash(second)}), so that each worker would have its "
                 "own; call torch.manual_seed in it, or save its state dict and set net.weights to that file"
             )
-    own = {*_declared(build(), (*GEOMETRY, *SIZES)), *_overrides(choice)} & {*GEOMETRY, *SIZES} - {"out_channels"}
-    if fault := find_nondeterminism(build, facts.in_channels, (_small(facts, window), window)):
+    own = {*_declared(new()), *_overrides(choice)} & {*GEOMETRY, *SIZES} - {"out_channels"}
+    if fault := find_nondeterminism(new, facts.in_channels, (_small(facts, window), window)):
         raise PlanError(f"net {facts.label} {fault}")
     is_free = choice.accept_tile_variance or not facts.tile_invariant or (any(facts.margin) and not own)
-    if not is_free and (wrong := find_disagreement(build, facts.in_channels, window, declared)):
+    if not is_free and (wrong := find_disagreement(new, facts.in_channels, window, declared)):
         raise PlanError(_disagrees(choice, facts, search_path, wrong))
     return True
 
@@ -497,6 +579,19 @@ def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
     return files.file_hash(choice, search_path) if is_file and not choice.weights else weights_hash(net)
 
 
+def check_identity(label: str, planned: NetIdentity, identity: NetIdentity) -> None:
+    """Refuse another net than the one that was planned, of the same source and weights.
+
+    Raises:
+        NetError: with what differs.
+    """
+    if differences := planned.differences(identity):
+        raise NetError(
+            f"net {label} is another one on {socket.gethostname()} than in the plan: {'; '.join(differences)}; make it "
+            "the same there, or start over with --fresh"
+        )
+
+
 def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> None:
     """Refuse weights other than those that `facts` describe.
 
@@ -547,7 +642,7 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
         except UnmeasurableError as error:
             remedy = error.remedy.format(keys="net.scale, net.margin, net.stride and net.halo")
             raise PlanError(f"net {facts.label}: {error}; {remedy}") from error
-        except Exception as error:  # whatever the net's own code raises
+        except (Exception, SystemExit) as error:  # whatever the net's own code raises
             if device == "cpu":
                 raise PlanError(
                     f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from volpipe.errors import VolpipeError
+from volpipe.nets.declared import ServedNet
 from volpipe.text import read_text
 
 
@@ -40,7 +41,7 @@ class Grey:
         return (data - self.mean) / self.std
 
 
-class MadeNet(nn.Module):
+class MadeNet(ServedNet):
     """A net of a maker's folder, which gets grey levels as its maker's tools give them; a mean over several folds.
 
     Makers pad small volumes with zeros, after they map grey levels.
@@ -49,13 +50,7 @@ class MadeNet(nn.Module):
         nets: (n, c, z, y, x) or (n, c, y, x) each.
         greys: what is done to each channel first, or one for all.
         flips: axes of a window, counted from z or y, of whose mirrored forms the mean is taken.
-
-    Attributes:
-        of_maker: facts of the net that its folder gives, by their names in `NetFacts`.
     """
-
-    intensity = "raw"
-    of_maker: Mapping[str, object]
 
     def __init__(self, nets: Collection[nn.Module], greys: Collection[Grey] = (), flips: Collection[int] = ()) -> None:
         super().__init__()
@@ -67,7 +62,7 @@ class MadeNet(nn.Module):
     def bare(self) -> MadeNet:
         """This net without its mapping of grey levels, whose clipping hides what a net sees."""
         bare = MadeNet(list(self.nets))
-        bare.forms = self.forms
+        bare.forms, bare.declaration = self.forms, self.declaration
         return bare
 
     @property

@@ -21,8 +21,9 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import triple
+from volpipe.nets.declared import Declaration
 from volpipe.nets.makers import Grey, MadeNet, library_class, read_json
-from volpipe.nets.state_dicts import load_state
+from volpipe.nets.state_dicts import load_weights
 from volpipe.recipes.inference import Normalise, Output, Windows
 from volpipe.resolve import describe_error
 from volpipe.syntax import parse
@@ -214,7 +215,7 @@ def load_bundle(folder: Path, options: Mapping[str, Any], *, trust: bool) -> nn.
         windows = _windows(bundle)
         facts: dict[str, object] = {
             "normalise": normalise, "padding": net.padding, "windows": windows, "window": windows.shape,
-            "output": _output(bundle),
+            "output": _output(bundle), "intensity": "raw",
         }  # fmt: skip
         spacing = next((given for name, given in bundle.transforms if name == "Spacing"), None)
         if spacing is not None:
@@ -222,7 +223,7 @@ def load_bundle(folder: Path, options: Mapping[str, Any], *, trust: bool) -> nn.
         described = bundle.section("network_def", "net", "network")
         count = bundle.value((described[1] if described else {}).get("in_channels"), "network_def.in_channels")
         facts |= {"in_channels": count} if isinstance(count, int) else {}
-        net.of_maker = facts
+        net.declaration = Declaration.model_validate(facts)
     except VolpipeError as error:
         raise VolpipeError(f"MONAI bundle {folder}: {error}") from error
     return net
@@ -257,7 +258,7 @@ def _net(bundle: Bundle, options: Mapping[str, Any], *, trust: bool) -> nn.Modul
         net: nn.Module = build(**arguments)
     except Exception as error:  # whatever MONAI raises for arguments that it does not take, or without a library
         raise VolpipeError(f"{place} cannot be built: {describe_error(error)}") from error
-    net.load_state_dict(load_state(net.state_dict(), file))
+    load_weights(net, file)
     return net
 
 

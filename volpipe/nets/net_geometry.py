@@ -1,4 +1,4 @@
-"""The measured geometry of a net: scale, stride and receptive field; and one call of a net, checked.
+"""The geometry of a net: scale, stride and receptive field, and the grid of its training; one call of a net, checked.
 
 Not here: the measuring (receptive_field, receptive_field_probe).
 """
@@ -14,17 +14,57 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.units import count
+from volpipe.volumes.resampling import Order
+from volpipe.volumes.storage.metadata import Lengths
 
 if TYPE_CHECKING:
     import torch
 
 
 KEYS = "set {keys}, which it does not declare"
+ANISOTROPIC = 3.0  # nnU-Net's threshold (nnunetv2 2.8, configuration.py)
 LONGEST_REASON = 200  # characters
+
+
+class Interpolation(BaseModel):
+    """How a net's maker resamples volumes of other voxels than those of the training.
+
+    Attributes:
+        order: of the spline: 0, the nearest voxel, 1, linear, or 3.
+        order_z: along the axis of the longest voxels, where that is interpolated apart.
+        apart: whether it is; None: where its voxels are more than ANISOTROPIC times as long as the shortest.
+        limits: to which voxels are clipped before, of each channel; none where they are not.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    order: Order = 3
+    order_z: Order = 0
+    apart: bool | None = None
+    limits: tuple[tuple[float, float] | None, ...] = ()
+
+    def orders(self, old: Lengths, new: Lengths) -> tuple[Order, Order, Order]:
+        """Return the order along each axis (z, y, x), from voxels of lengths `old` to `new`."""
+        longest = old if self.apart or max(old) > ANISOTROPIC * min(old) else new
+        is_apart = self.apart if self.apart is not None else max(longest) > ANISOTROPIC * min(longest)
+        axes = [axis for axis, length in enumerate(longest) if length == max(longest)]
+        return triple(self.order_z if is_apart and axes == [axis] else self.order for axis in range(3))
+
+
+class Region(NamedTuple):
+    """What a channel of a net shows that was trained on regions, which overlap, each with a channel of its own.
+
+    Attributes:
+        label: that its voxels have where no later channel's region is, 0 where its maker names none.
+    """
+
+    name: str
+    label: int = 0
 
 
 class UnmeasurableError(VolpipeError):
@@ -204,8 +244,8 @@ def refusal(windows: torch.Tensor, error: BaseException) -> UnmeasurableError:
         f"it takes no window of {tuple(shape)} voxels and {count(channels, 'channel')}, "
         f"{str(windows.dtype).removeprefix('torch.')}: {reason(error)}",
         "let its forward, or that of a module around it, take (n, c, z, y, x) of any n, or slices (n, c, y, x), "
-        "and nothing else; give it the attribute in_channels, if it takes another number, and fixed = (z, y, x), "
-        "if it takes windows of that size alone",
+        "and nothing else; declare in its attribute volpipe in_channels, if it takes another number, and "
+        "fixed, (z, y, x), if it takes windows of that size alone",
     )
 
 

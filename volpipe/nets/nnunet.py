@@ -19,8 +19,9 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
+from volpipe.nets.declared import Declaration, ServedNet
 from volpipe.nets.makers import Grey, MadeNet, library_class, read_json
-from volpipe.nets.state_dicts import load_state, read_file
+from volpipe.nets.state_dicts import load_weights, read_file
 from volpipe.recipes.inference import Normalise, Output, Windows
 from volpipe.resolve import nearest
 
@@ -151,7 +152,7 @@ class Results:
 
     @cached_property
     def regions(self) -> list[dict[str, object]]:
-        """The name and the label of each region (`facts.Region`), in the order in which nnU-Net paints their labels.
+        """The name and the label of each region (`net_geometry.Region`), in the order in which nnU-Net paints them.
 
         As in its LabelManager (nnunetv2 2.8), regions of the background alone have no channel.
 
@@ -197,7 +198,7 @@ def _built(results: Results) -> nn.Module:
     nets = []
     for file in results.checkpoints:
         net = _architecture(results)
-        net.load_state_dict(load_state(net.state_dict(), file, "network_weights"))
+        load_weights(net, file, "network_weights")
         nets.append(net)
     made = MadeNet(nets, greys, flips or ())
     net = made if results.order == (0, 1, 2) or results.is_flat else _Turned(made, results.order)
@@ -210,6 +211,8 @@ def _built(results: Results) -> nn.Module:
     )
     spacing = results.in_volume(results.configuration["spacing"], 0)
     facts: dict[str, object] = {
+        "slices": results.is_flat,
+        "intensity": "raw",
         "in_channels": results.num_channels,
         "out_channels": results.num_classes,
         "scale": (1, 1, 1),
@@ -221,18 +224,18 @@ def _built(results: Results) -> nn.Module:
         "padding": made.padding,
         "windows": Windows(shape=window, overlap=overlap, blend="gaussian", placement="even"),
         "output": Output(activation="sigmoid") if results.has_regions else Output(kind="classes"),
-        "regions": results.regions if results.has_regions else (),
+        "regions": results.regions if results.has_regions else None,
         # Ones are what files without a voxel size have.
         "spacing": spacing if set(spacing) - {0, 1} else None,
         "interpolation": _interpolation(results, greys),
         "crops_zeros": True,
     }
-    net.is_flat, net.of_maker = results.is_flat, facts  # type: ignore[assignment]  # new ones
+    net.declaration = Declaration.model_validate(facts)
     return net
 
 
 def _interpolation(results: Results, greys: Sequence[Grey]) -> dict[str, object] | None:
-    """Return how volumes of other voxels are resampled (`facts.Interpolation`); None where it is not done here."""
+    """Return how volumes of other voxels are resampled (`net_geometry.Interpolation`); None where that is not done."""
     own = results.configuration
     given = {"order": 3, "order_z": 0, "force_separate_z": None} | (own.get("resampling_fn_data_kwargs") or {})
     if own.get("resampling_fn_data", RESAMPLED_BY) != RESAMPLED_BY or {given["order"], given["order_z"]} - {0, 1, 3}:
@@ -242,10 +245,8 @@ def _interpolation(results: Results, greys: Sequence[Grey]) -> dict[str, object]
     return {name: given[key] for name, key in names.items()} | {"limits": limits}
 
 
-class _Turned(nn.Module):
+class _Turned(ServedNet):
     """A net whose axes are those of a volume in another order."""
-
-    intensity = "raw"
 
     def __init__(self, net: nn.Module, order: Triple) -> None:
         super().__init__()

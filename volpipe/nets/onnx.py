@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from volpipe.errors import VolpipeError
+from volpipe.nets.declared import Declaration, ServedNet
 from volpipe.nets.onnx_graph import Graph, read_graph, with_random_weights
 from volpipe.resolve import describe_error
+from volpipe.text import check_no_text
 
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
@@ -74,15 +75,10 @@ class OnnxGraph:
         return self._sessions[device]
 
 
-class OnnxNet(nn.Module):
-    """A net run by onnxruntime, of volumes (n, c, z, y, x) or of slices (n, c, y, x); its outputs by name.
+class OnnxNet(ServedNet):
+    """A net run by onnxruntime, of volumes (n, c, z, y, x) or of slices (n, c, y, x), one by one; outputs by name."""
 
-    Attributes:
-        fixed: the only size that it takes along its axes of space; 0 where it takes others.
-        is_flat: whether it takes slices, which it gets one by one.
-        varying: operators that look at the whole window.
-        num_parameters: numbers in its tensors of floats.
-    """
+    draws_weights = True
 
     def __init__(self, graph: OnnxGraph) -> None:
         super().__init__()
@@ -102,12 +98,12 @@ class OnnxNet(nn.Module):
             shape = [shape[0], shape[-1], *shape[1:-1]]
         if shape[0] > 1:
             raise VolpipeError(f"net {name} takes {shape[0]} windows at once; export it with a free batch, or of 1")
-        self.is_flat = len(shape) == 4
-        self._one_by_one = self.is_flat or bool(shape[0])
-        self.in_channels = shape[1] or 1
-        self.fixed = tuple(shape[2:])
+        is_flat = len(shape) == 4
+        self._one_by_one = is_flat or bool(shape[0])
+        self._sizes = tuple(shape[2:])
+        self.declaration = Declaration(in_channels=shape[1] or 1, fixed=self._sizes, slices=is_flat)
         self.varying = graph.varying
-        self.num_parameters = graph.graph.num_parameters
+        self.num_numbers = graph.graph.num_parameters
 
     def with_random_weights(self, *, positive: bool) -> OnnxNet:
         """Return this net with random weights."""
@@ -115,7 +111,7 @@ class OnnxNet(nn.Module):
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         if windows.device.type != "meta":
-            check_size(self._name, self.fixed, tuple(windows.shape[2:]))
+            check_size(self._name, self._sizes, tuple(windows.shape[2:]))
         data = windows.movedim(1, -1) if self._is_last else windows
         parts = [self._graph(part) for part in (torch.split(data, 1) if self._one_by_one else [data])]
         outs = {name: torch.cat([part[name] for part in parts]) for name in self._graph.outputs}
@@ -132,6 +128,7 @@ def load_graph(path: Path) -> OnnxGraph:
     """
     if path.stat().st_size >= LARGEST_BYTES:
         raise VolpipeError(f"{path} has {path.stat().st_size} bytes, a file of ONNX less than {LARGEST_BYTES}")
+    check_no_text(path, "file of ONNX")
     data = path.read_bytes()
     graph = read_graph(path, data)
     for operator in sorted(graph.operators - graph.functions):
@@ -163,6 +160,7 @@ def external_file(path: Path, name: str) -> Path:
         raise VolpipeError(f"net {path.name} wants tensors from {name!r}, outside of its folder; put them beside it")
     if not file.is_file():
         raise VolpipeError(f"net {path.name} wants tensors from {name!r}, which is not beside it")
+    check_no_text(file, "file of tensors")
     return file
 
 

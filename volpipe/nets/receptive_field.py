@@ -187,7 +187,7 @@ def measure_geometry(
 def _channels_to_try(net: nn.Module) -> list[int]:
     from volpipe.nets.adapter import possible_channels
 
-    return possible_channels(net, getattr(net, "context", 0))
+    return possible_channels(net, _context(net))
 
 
 def _outputs(net: nn.Module, window: torch.Tensor) -> tuple[tuple[str, ...], tuple[NetArray, ...]]:
@@ -202,15 +202,28 @@ def _only_sizes(net: nn.Module) -> Triple:
 
     Slices go one by one: nothing is left to measure across them.
     """
-    sizes: Triple = getattr(net, "fixed", (0, 0, 0))
-    axis = _slice_axis(net)
+    from volpipe.nets.declared import only_sizes_of
+
+    sizes, axis = only_sizes_of(net), _slice_axis(net)
     return sizes if axis is None else _with(sizes, axis, 1)
 
 
 def _slice_axis(net: nn.Module) -> int | None:
-    """Return the axis across the slices that a net takes one by one; None of a net of volumes or several planes."""
-    axis: int | None = getattr(net, "slice_axis", 0 if getattr(net, "is_flat", False) else None)
-    return axis
+    from volpipe.nets.declared import slice_axis_of
+
+    return slice_axis_of(net)
+
+
+def _context(net: nn.Module) -> int:
+    from volpipe.nets.declared import context_of
+
+    return context_of(net)
+
+
+def _draws_weights(net: nn.Module) -> bool:
+    from volpipe.nets.declared import draws_weights
+
+    return draws_weights(net)
 
 
 def _step_by_shapes(shapes: Shapes, base: Triple, axis: int, sizes: AxisSizes) -> int:
@@ -262,7 +275,7 @@ class Probe:
         self.ratios = [axis.ratio for axis in self.axes]
         self.across = _slice_axis(self.net)
         if self.across is not None:
-            axis, halo = "zyx"[self.across], getattr(self.net, "context", 0)
+            axis, halo = "zyx"[self.across], _context(self.net)
             self.watch.known |= {f"stride along {axis}": "1", f"halo along {axis}": str(halo)}
 
     @property
@@ -280,7 +293,7 @@ class Probe:
             likely = strides[axis], _ = search.stride(likely)
             self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
         nets = self._nets_to_probe(strides)
-        reaches = [(getattr(self.net, "context", 0),) * 2] * 3
+        reaches = [(_context(self.net),) * 2] * 3
         first = FIRST_REACH
         for axis in measured:
             reaches[axis] = self._reach(nets, axis, strides, least, first)
@@ -370,7 +383,7 @@ class Probe:
         reaches = []
         for axis, sizes in enumerate(self.axes):
             if axis == self.across:
-                reaches.append((getattr(self.net, "context", 0),) * 2)
+                reaches.append((_context(self.net),) * 2)
                 continue
             strides[axis] = self._stride(axis)
             self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
@@ -541,7 +554,7 @@ def find_nondeterminism(build: Build, in_channels: int, windows: Sequence[Triple
     def seeded() -> nn.Module:
         net = _bare(build())
         torch.default_generator.manual_seed(SEED)  # after building, so that random parts of the net's own differ
-        return net if hasattr(net, "with_random_weights") else _randomised(net, positive=False)
+        return net if _draws_weights(net) else _randomised(net, positive=False)
 
     with torch.random.fork_rng(devices=[]):
         first, second = seeded(), seeded()
@@ -580,10 +593,12 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
     """
     import torch
 
+    from volpipe.nets.declared import only_sizes_of
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
-        sizes: Triple = getattr(net, "fixed", (0, 0, 0))
+        sizes = only_sizes_of(net)
         mixed = _randomised(_bare(build()), positive=False)
         if any(declared.margin):
             small = triple(max(1, 2 * halo) for halo in declared.halo)
@@ -685,8 +700,9 @@ def _least(net: Net, in_channels: int, axes: Sequence[AxisSizes], sizes: Triple)
 
 def _bare(net: nn.Module) -> nn.Module:
     """Return the bare network of a package, without its pre- and postprocessing; other nets as they are."""
-    bare = getattr(net, "bare", net)
-    return bare if hasattr(bare, "forward") else net
+    from volpipe.nets.declared import bare_net
+
+    return bare_net(net)
 
 
 def _randomised(net: nn.Module, *, positive: bool) -> nn.Module:
@@ -696,9 +712,10 @@ def _randomised(net: nn.Module, *, positive: bool) -> nn.Module:
     """
     import torch
 
-    own: Callable[..., nn.Module] | None = getattr(net, "with_random_weights", None)
-    if own is not None:
-        return own(positive=positive)
+    from volpipe.nets.declared import ServedNet
+
+    if isinstance(net, ServedNet) and net.draws_weights:
+        return net.with_random_weights(positive=positive)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if name.endswith("bias"):

@@ -8,26 +8,30 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
+from volpipe.text import check_no_text
 from volpipe.units import listed
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 COMPILED = "_orig_mod."  # which torch.compile writes into names, anywhere
 DEEPEST = 8  # dictionaries and lists inside each other, searched for tensors
 COUNTER = "num_batches_tracked"  # of batch norms, which old files lack
 MOST_NAMED = 3
+MORE = "too many"
 
 
-def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors in the file at `path` that fit a net with the state dict `expected`.
+def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
+    """Load the tensors in the file at `path` that fit `net` into it.
 
-    They may lie in any dictionary of the file, and their names may have a prefix.
+    They may lie in any dictionary of the file, and their names may have a prefix. What torch itself loads fits, under
+    other names too: weights of an earlier form of a layer, such as weight_norm's.
 
     Args:
         path: a safetensors file, or a torch file.
@@ -35,6 +39,41 @@ def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None
 
     Raises:
         VolpipeError: no such file, other contents than tensors and plain values, no tensors that fit, or two sets.
+    """
+    own = {name: tensor for name, tensor in net.state_dict().items() if hasattr(tensor, "shape")}
+    names = {name.replace(COMPILED, ""): name for name in own}
+    names = names if len(names) == len(own) else {name: name for name in own}
+
+    def load(state: Mapping[str, torch.Tensor]) -> None:
+        net.load_state_dict({names.get(name, name): tensor for name, tensor in state.items()})
+
+    def takes(state: Mapping[str, torch.Tensor]) -> bool:
+        try:
+            load(state)
+        except (RuntimeError, KeyError, TypeError, AttributeError):
+            return False
+        return True
+
+    state = _fitting({plain: own[name] for plain, name in names.items()}, path, key, takes)
+    try:
+        load(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        why = " ".join(str(error).split())
+        raise VolpipeError(
+            f"the weights in {path} do not fit the net: {why}; give the net.options that they were trained with"
+        ) from error
+
+
+def _fitting(
+    expected: Mapping[str, torch.Tensor],
+    path: Path,
+    key: str | None,
+    takes: Callable[[Mapping[str, torch.Tensor]], bool],
+) -> dict[str, torch.Tensor]:
+    """Return the tensors in the file at `path`, or in its part `key`, that fit a net with the state dict `expected`.
+
+    Args:
+        takes: returns whether the net itself loads tensors of other names.
     """
     if not path.is_file():
         raise VolpipeError(f"no weights at {path}")
@@ -57,6 +96,9 @@ def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None
             tensors, fitting[0]
         )
     inner = {prefix: count for prefix, count in groups.items() if prefix.startswith(within)}
+    for prefix in sorted({*matches, *inner}, key=lambda prefix: -matches[prefix]):
+        if takes(_below(tensors, prefix)):
+            return _below(tensors, prefix)
     raise VolpipeError(_refusal(expected, path, tensors, matches, inner or {within: 0}))
 
 
@@ -71,6 +113,13 @@ def _refusal(
     nearest = max(matches or groups, key=lambda prefix: ((matches or groups)[prefix], -len(prefix)))
     why = _misfit(expected, _below(tensors, nearest))
     place = f"{path}, {nearest.rstrip('.')}," if nearest else f"{path}"
+    if why.startswith(MORE) and matches:
+        rest = f"{path.stem}_of_net{path.suffix}"
+        return (
+            f"the weights in {place} do not fit the net: {why}, which the net has no part for; let its function build "
+            "that part, or save the others alone, in Python: torch.save({name: weights[name] for name in "
+            f"net.state_dict()}}, {rest!r}), with weights as they are loaded"
+        )
     advice = "the net.options" if matches else "the net.name and the net.options"
     return f"the weights in {place} do not fit the net: {why}; give {advice} that they were trained with"
 
@@ -83,6 +132,7 @@ def read_file(path: Path) -> object:
     """
     import torch
 
+    check_no_text(path, "file of weights")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -187,7 +237,7 @@ def _misfit(expected: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Te
     """Return the differences of weights from the expected ones: the first of each kind, and how many more."""
     kinds = (
         ("missing", [name for name in expected if name not in tensors and not name.endswith(COUNTER)]),
-        ("too many", [name for name in tensors if name not in expected]),
+        (MORE, [name for name in tensors if name not in expected]),
         ("of another shape", [
             f"{name} {tuple(tensors[name].shape)} for {tuple(tensor.shape)}"
             for name, tensor in expected.items() if name in tensors and tensors[name].shape != tensor.shape

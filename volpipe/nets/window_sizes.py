@@ -119,7 +119,7 @@ class Shapes:
                 self._empty = self.build().to("meta")
             with torch.device("meta"):
                 return run_net(self._empty, torch.empty(tuple(shape)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(error, OutputError) or (isinstance(error, UnmeasurableError) and not _is_of_meta(error)):
                 raise
             log.debug("the net cannot be tried without values: %s", error)
@@ -134,7 +134,7 @@ class Shapes:
         return run_net(self.net, torch.rand(tuple(shape)))
 
 
-def _is_of_meta(error: Exception) -> bool:
+def _is_of_meta(error: BaseException) -> bool:
     """Return whether a failure is one of trying without values, not of the window."""
     words = str(error).lower()
     return any(

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import complain, show_value
 from volpipe.resolve import nearest, recipe_name, shipped_recipe, shipped_recipes, with_home
-from volpipe.text import read_text
+from volpipe.text import read_text, stand_in
 
 NO_RECIPE = Path("none")  # the name of the recipe in which every key has its default
 BARE_NUMBERS = re.compile(r"\s*[-+]?\d[\d.]*(\s*,\s*[-+]?\d[\d.]*)+\s*")  # a list whose brackets were left out
@@ -51,7 +51,10 @@ def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]
 def _read(path: Path) -> dict[str, Any]:  # Any: TOML values
     """Return what the recipe at `path`, or the shipped one of that name, holds."""
     try:
-        return tomllib.loads(read_text(shipped_recipe(path)))
+        text = read_text(shipped_recipe(path))
+        if instead := stand_in(text.encode()):
+            raise RecipeError(f"{path} is not valid TOML, but looks like {instead}")
+        return tomllib.loads(text)
     except FileNotFoundError as error:
         known = [*shipped_recipes(), str(NO_RECIPE)]
         raise RecipeError(

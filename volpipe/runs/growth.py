@@ -79,7 +79,7 @@ def grown_from(plan: P, folder: RunFolder, *following: str) -> P | None:
     old = folder.load(type(plan))
     if old is None or old.source.shape == plan.source.shape:
         return None
-    grown = plan.changed(**{name: getattr(old, name) for name in plan.SIZES}).with_levels(old.factors)
+    grown = plan.as_begun(old).with_levels(old.factors)
     longer = old.source.model_copy(update={"shape": plan.source.shape})
     as_now = {name: getattr(grown, name) for name in ("factors", *following)}
     if old.changed(source=longer, **as_now).identity != grown.identity:

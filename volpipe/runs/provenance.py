@@ -29,6 +29,7 @@ from volpipe.inference.output_plan import OutputPlan, Source, level_key
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
+from volpipe.nets.identity import NetIdentity
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runs.presence import COMMAND
@@ -311,6 +312,8 @@ def changes(origin: RunOrigin, runner: Runner) -> list[str]:
         if now != origin.net[f"{what}_sha256"]:
             before = origin.net[f"{what}_sha256"]
             sentences.append(f"the {what} of net {label} changed: SHA-256 {short_hash(before)} -> {short_hash(now)}")
+    before = NetIdentity.model_validate(origin.net.get("identity", {}))
+    sentences += [f"net {label}: {each}" for each in before.differences(runner.identity)]
     now = identify(Source.model_validate(origin.input).volume()).fingerprint
     if now != origin.input["fingerprint"]:
         sentences.append(f"the volume {origin.input['path']} changed since")

@@ -184,8 +184,8 @@ class RunFolder:
         atomic_write(self._next_plan(type(plan)), plan.model_dump_json(indent=1).encode())
 
     def as_begun(self, plan: P) -> P:
-        """Return `plan` with the sizes of what was begun here, if all else is alike: perhaps on a site of other
-        workers, or when the volume was smaller.
+        """Return `plan` with the sizes and the net of what was begun here, if all else is alike: perhaps on a site of
+        other workers, or when the volume was smaller.
 
         Whatever else differs is refused later, with what that is, and so is a plan of another version.
         """
@@ -195,7 +195,7 @@ class RunFolder:
             return plan
         if old is None:
             return plan
-        begun = plan.changed(**{name: getattr(old, name) for name in plan.SIZES})
+        begun = plan.as_begun(old)
         return begun if begun.identity == old.identity else plan
 
     def check_same(self, plan: OutputPlan, what: str) -> None:

@@ -27,8 +27,11 @@ from torch import Tensor, nn
 
 from volpipe.errors import PlanError, RecipeError, RunError, VolpipeError
 from volpipe.geometry.grid import Triple
+from volpipe.nets.declared import declared
 from volpipe.nets.facts import NetFacts
-from volpipe.nets.load import build_net, describe
+from volpipe.nets.files import inner_net
+from volpipe.nets.identity import NetIdentity
+from volpipe.nets.load import build_net, check_identity, describe
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.training.data.augment import Loaded, Pair, PairMaker
 from volpipe.training.data.samples import Sampler
@@ -108,9 +111,10 @@ def make_train_state(recipe: TrainRecipe, search_path: str = "") -> TrainState:
     scaler = torch.amp.GradScaler(device, enabled=choice.precision == "float16")
     average = copy.deepcopy(net).requires_grad_(False).eval()
     discriminator = Discriminator.from_choice(recipe.adversary, device)
-    logits = recipe.learns_labels and not recipe.learns_classes and getattr(net, "logits", None) is False
-    if logits:  # of the net that learns; the average, which is kept, has its sigmoid
-        net.logits = True  # type: ignore[assignment]  # a module's attributes are tensors to its stubs
+    switch = declared(net).logits
+    logits = recipe.learns_labels and not recipe.learns_classes and switch is not None
+    if logits and switch is not None:  # of the net that learns; the average, which is kept, has its sigmoid
+        setattr(inner_net(net), switch, True)
     return TrainState(net, average, optimiser, scaler, device, discriminator, logits=logits)
 
 
@@ -123,6 +127,7 @@ def train(
     *,
     is_trial: bool = False,
     begun: int = 0,
+    net: NetIdentity = NetIdentity(),  # noqa: B008  # it is frozen
 ) -> int:
     """Take the steps of `recipe` that `folder` lacks, and return the number of the last.
 
@@ -136,6 +141,7 @@ def train(
         group: the ranks that take each step together.
         is_trial: whether other trainings of this node read the same volumes.
         begun: the step at which the learning rate's schedule began.
+        net: what tells the net from others, as the training began.
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
@@ -145,6 +151,7 @@ def train(
     _resume(state, folder, group)
     check()
     facts = describe(recipe.net, search_path)
+    check_identity(facts.label, net, facts.identity)
     check_net(recipe, facts)
     sampler = Sampler(recipe, facts.scale, search_path, is_trial=is_trial)
     maker = PairMaker(sampler, state.device)

@@ -16,7 +16,10 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import RecipeError, RunError
+from volpipe.nets.facts import is_shipped
 from volpipe.nets.files import code_hash
+from volpipe.nets.identity import NetIdentity
+from volpipe.nets.load import describe
 from volpipe.recipes.training import CHECKPOINTS, TrainRecipe, check_same
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.data.volumes import check_unchanged
@@ -56,6 +59,7 @@ class Training(BaseModel):
         recipe: as the user gave it, with the steps of all rounds.
         search_path: folder that the recipe's relative names count from.
         code_sha256: of the code of the net when the training began; "" where it has none.
+        net: what tells the net from others, beside its code.
         is_trial: whether others like it read the same volumes, so that those of a node share decoded copies.
         rounds: over volumes that had changed, oldest first.
     """
@@ -65,6 +69,7 @@ class Training(BaseModel):
     recipe: TrainRecipe
     search_path: str
     code_sha256: str = ""
+    net: NetIdentity = NetIdentity()
     is_trial: bool = False
     rounds: tuple[Round, ...] = ()
 
@@ -76,8 +81,12 @@ class Training(BaseModel):
     @classmethod
     def begin(cls, recipe: TrainRecipe, search_path: Path, *, is_trial: bool = False) -> Training:
         """Return the training of `recipe` with the code that its net has now."""
-        code = code_hash(recipe.net.name, str(search_path))
-        return cls(recipe=recipe, search_path=str(search_path), code_sha256=code, is_trial=is_trial)
+        folder = str(search_path)
+        return cls(
+            recipe=recipe, search_path=folder, code_sha256=code_hash(recipe.net.name, folder),
+            net=NetIdentity() if is_shipped(recipe.net) else describe(recipe.net, folder).identity,
+            is_trial=is_trial,
+        )  # fmt: skip
 
     def check_same(self, other: Training, step: int) -> None:
         """Refuse to go on from `step` of this training as `other`, which would have made other weights by then.
@@ -91,6 +100,11 @@ class Training(BaseModel):
             raise RecipeError(
                 f"the training at step {step} has other code of net {self.recipe.net.name}, which was edited since; "
                 "undo the edit to continue, choose another --out, or use --fresh to start over"
+            )
+        if differences := self.net.differences(other.net):
+            raise RecipeError(
+                f"the training at step {step} has another net {recipe.net.name}: {'; '.join(differences)}; take that "
+                "back to continue, choose another --out, or use --fresh to start over"
             )
 
     def resumed(self, folder: Path) -> Training:
@@ -174,7 +188,9 @@ def train_task(folder: str, session: str, info: RankInfo) -> Record[RankResult]:
         try:
             with join_ranks(info, Path(folder), check) as group:
                 trial, begun = training.is_trial, training.begun
-                train(recipe, Path(folder), search_path, check_all, group, is_trial=trial, begun=begun)
+                train(
+                    recipe, Path(folder), search_path, check_all, group, is_trial=trial, begun=begun, net=training.net
+                )
         except PeerLost:
             peer_lost = True
             raise

@@ -34,7 +34,8 @@ CHANGED: tuple[State, ...] = (
 )  # fmt: skip
 """States in which a run would mix two outputs, the first to be named first."""
 KINDS: dict[str, State] = {  # by the beginning of a line of `changes`
-    "net.weights_sha256": "weights changed", "code_sha256": "code of the net changed", "source": "input changed",
+    "net.weights_sha256": "weights changed", "code_sha256": "code of the net changed",
+    "net.identity": "code of the net changed", "source": "input changed",
 }  # fmt: skip
 
 

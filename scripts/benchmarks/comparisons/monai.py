@@ -160,10 +160,10 @@ def remember_speeds(recipe: Recipe, gpu: str) -> None:
     from volpipe.nets.load import describe
 
     facts, here = describe(recipe.net, str(Path.cwd())), str(Path.cwd())
-    if kept_speeds(recipe.net, here, gpu) is not None:
+    if kept_speeds(recipe.net, facts, here, gpu) is not None:
         return
     speeds = speeds_here(recipe.net, facts, here, gpu=gpu)
-    if speeds is None or not keep_speeds(recipe.net, here, speeds):
+    if speeds is None or not keep_speeds(recipe.net, facts, here, speeds):
         raise RuntimeError(f"windows of {facts.label} could not be timed, or the times not kept")
 
 

@@ -37,7 +37,7 @@ def on_a_worker():
     # A plan looks at its net, in the driver's own thread: zeros to time it, noise to see whether windows agree.
     return multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread()
 class Slow(torch.nn.Module):
-    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)
+    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0))
     def forward(self, x):
         if x.any() and SESSION is not None and on_a_worker():
             with SESSION.open("a") as file:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Index
+from volpipe.text import looks
 from volpipe.volumes.dialects import bigdataviewer
 from volpipe.volumes.dialects.attributes import read_place as read_listed_place
 from volpipe.volumes.formats import (
@@ -82,7 +83,6 @@ METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.js
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
 MRC_MAP = 208  # where "MAP " stands
-MOST_LOOKED_AT = 212  # bytes of a file whose kind is unknown
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
 MOST_OPENED = 256  # arrays that a process keeps, 30 KiB each (2026-11-23); the oldest is opened anew where it is needed
 _opened: dict[tuple[int, Location, object], tuple[object, object]] = {}
@@ -252,21 +252,9 @@ def _find_format(file: Path) -> str:
     if mrc.is_unmarked(file, start):
         return "mrc"
     raise VolumeError(
-        f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows{_looks(start)}: it reads "
+        f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows{looks(start)}: it reads "
         "HDF5, TIFF, MRC and .npy files, PNG and JPEG, and N5 and Zarr folders"
     )
-
-
-def _looks(start: bytes) -> str:
-    """Return what the first bytes of a file look like, for people; "" where that is unknown."""
-    start = start[:MOST_LOOKED_AT]
-    if not start:
-        return ", for it is empty"
-    try:
-        is_text = start.decode().replace("\n", " ").replace("\t", " ").replace("\r", " ").isprintable()
-    except UnicodeDecodeError:
-        is_text = False
-    return ", and looks like a text" if is_text else ""
 
 
 def _is_hdf5(file: Path) -> bool:
