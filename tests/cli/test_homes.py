@@ -34,8 +34,9 @@ NET = """
 import torch
 def build():
     net = torch.nn.Identity()
-    net.in_channels = net.out_channels = 1
-    net.scale, net.stride, net.halo, net.window, net.intensity = (1, 1, 1), (1, 1, 1), (0, 0, 0), (8, 8, 8), "same"
+    net.volpipe = dict(
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0), window=(8, 8, 8), intensity="same"
+    )
     return net
 """
 

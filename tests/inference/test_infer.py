@@ -317,7 +317,7 @@ def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) ->
     (tmp_path / "fussy.py").write_text(
         "import torch\n"
         "class Fussy(torch.nn.Module):\n"
-        "    intensity = 'same'\n"
+        "    volpipe = dict(intensity='same')\n"
         "    def forward(self, x):\n"
         "        if x.max() > 0.999:\n"
         "            raise ArithmeticError('255 is too much')\n"

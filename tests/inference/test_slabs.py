@@ -187,7 +187,7 @@ def test_a_block_whose_input_changes_meanwhile_fails_and_leaves_nothing(tmp_path
 SPOIL = (
     "import torch\n"
     "class Spoil(torch.nn.Module):\n"
-    "    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)\n"
+    "    volpipe = dict(scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0))\n"
     "    def forward(self, x):\n"
     "        return torch.where(x > 0.9, float('nan'), x)\n"
     "def spoil():\n"

@@ -34,8 +34,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.a, self.b = nn.Conv3d(1, 2, 5, padding=2), nn.Conv3d(2, 1, 3, padding=1)
-        for key, value in said.items():
-            setattr(self, key, value)
+        self.volpipe = said
     def forward(self, x):
         return self.b(torch.relu(self.a(x)))
 def says(kind, halo, stride=1):

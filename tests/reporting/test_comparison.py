@@ -248,8 +248,8 @@ def test_histograms_count_what_the_slices_show(tmp_path: Path) -> None:
 
 def test_channels_are_colours(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "import torch\nclass Three(torch.nn.Module):\n    intensity, stride, halo = 'unit', (1, 1, 1), (0, 0, 0)\n"
-        "    tile_invariant, out_channels = True, 4\n    def forward(self, x):\n"
+        "import torch\nclass Three(torch.nn.Module):\n    volpipe = dict(\n"
+        "        intensity='unit', stride=(1, 1, 1), halo=(0, 0, 0), tile_invariant=True, out_channels=4\n    )\n    def forward(self, x):\n"
         "        return torch.cat([x, 1 - x, x * 0, x * 0 + 1], 1)\ndef build():\n    return Three()\n"
     )
     data = noise((16, 20, 24), "float32") > 0

@@ -21,12 +21,13 @@ from inline import Inline
 from volumes import fingerprint, noise
 
 import volpipe
-from volpipe.errors import VolumeError
+from volpipe.cli.options import parse_sizes
+from volpipe.errors import VolpipeError, VolumeError
 from volpipe.evaluation.origins import makings_of
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes import convert as module
-from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, parse_sizes, read_record
+from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, read_record
 from volpipe.volumes.storage.quota import Quota
 from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, open_volume, open_writer, with_view
 from volpipe.workflow.driver import execute
@@ -375,7 +376,7 @@ def test_sizes_are_one_number_or_three() -> None:
     assert parse_sizes("1,2,3", "--chunk") == (1, 2, 3)
     assert parse_sizes("1x2x3", "--shape") == (1, 2, 3)
     for text in ("", "1,2", "0", "a", "1,2,3,4", "1,,2"):
-        with pytest.raises(VolumeError, match="--chunk"):
+        with pytest.raises(VolpipeError, match="--chunk"):
             parse_sizes(text, "--chunk")
 
 

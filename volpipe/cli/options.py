@@ -86,6 +86,24 @@ def positive(text: str) -> int:
     return _whole(text, 1)
 
 
+def parse_sizes(text: str, option: str) -> tuple[int, int, int]:
+    """Return three numbers z, y, x from text such as "64,128,128", "64x128x128", or "64" for all three.
+
+    Raises:
+        VolpipeError: they are none; `option` is named.
+    """
+    try:
+        sizes = [int(part) for part in text.replace("x", ",").split(",")]
+    except ValueError:
+        sizes = []
+    if len(sizes) == 1:
+        sizes *= 3
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise VolpipeError(f"{option} {text!r}: write one number above 0, or three, z,y,x, such as 64,128,128")
+    z, y, x = sizes
+    return z, y, x
+
+
 def _whole(text: str | int, least: int) -> int:
     try:
         value = int(text)
@@ -140,8 +158,6 @@ def number(text: str) -> float:
 
 def sizes(option: typer.CallbackParam, text: str | None) -> tuple[int, int, int] | None:
     """Return the voxels (z, y, x) that `text` gives; one number is for all three."""
-    from volpipe.volumes.convert import parse_sizes
-
     return None if text is None else parse_sizes(text, option.opts[0])
 
 

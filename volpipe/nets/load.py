@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets import files
+from volpipe.nets.agreement import find_disagreement, find_nondeterminism
 from volpipe.nets.cache import file_of, file_of_code, kept, once
 from volpipe.nets.facts import (
     NetFacts,
@@ -39,7 +40,7 @@ from volpipe.nets.facts import (
 from volpipe.nets.files import short_hash
 from volpipe.nets.identity import NetIdentity
 from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError, is_shortage, only_tensor, reason
-from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
+from volpipe.nets.receptive_field import measure_geometry
 from volpipe.nets.state_dicts import load_weights
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice, Windows

@@ -1,6 +1,7 @@
 """The geometry of a net, measured from outside: scale, stride and halo.
 
-Not here: what a net declares (load), or the error of a smaller halo (halo_search). A net is measured with random
+Not here: what a net declares (declared), whether it agrees with that (agreement), or the error of a smaller halo
+(halo_search). A net is measured with random
 parameters for scale and stride, so that what its weights leave out counts, with positive ones for the halo, so that no
 two influences on an output cancel, and with those that it has. Its buffers are as it has them, such as a kernel that
 came with its weights.
@@ -8,7 +9,6 @@ came with its weights.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
@@ -37,7 +37,6 @@ from volpipe.nets.receptive_field_probe import (
     far_reach,
     reach_along,
     reaches_middle,
-    reaches_past,
     sees_all,
 )
 from volpipe.nets.window_sizes import STRIDES, AxisSizes, Shapes, window_sizes
@@ -148,10 +147,10 @@ def measure_geometry(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
-        mixed = watch.wrap(_randomised(net, positive=False))
+        mixed = watch.wrap(randomised(net, positive=False))
         channels = _channels_to_try(net) if in_channels is None else [in_channels]
         shapes = Shapes(mixed, lambda: _bare(build()), channels)
-        base, sizes, axes = window_sizes(shapes, _only_sizes(net), hint)
+        base, sizes, axes = window_sizes(shapes, only_sizes(net), hint)
         probe = Probe(build, net, mixed, shapes.channels[0], axes, sizes, watch, base)
         ratios = [axis.ratio for axis in axes]
         watch.known["scale"] = str(triple(ratio.scale for ratio in ratios))
@@ -167,7 +166,7 @@ def measure_geometry(
             ]
         before, after = map(triple, zip(*reaches, strict=True))
         small = [only or own.window(1, stride) for only, own, stride in zip(sizes, axes, strides, strict=True)]
-        window = _noise((1, shapes.channels[0], *(small if any(axis.margin for axis in axes) else base)))
+        window = noise((1, shapes.channels[0], *(small if any(axis.margin for axis in axes) else base)))
         out = shapes.of(base)
         assert out is not None
         outputs, arrays = _outputs(net, window)
@@ -177,7 +176,7 @@ def measure_geometry(
             remainder=triple(axis.remainder % stride for axis, stride in zip(axes, strides, strict=True)),
             shrink=triple(ratio.shrink for ratio in ratios),
             in_channels=shapes.channels[0],
-            fixed=sizes if _slice_axis(net) is None else _with(sizes, _slice_axis(net) or 0, 0),
+            fixed=sizes if _slice_axis(net) is None else with_size(sizes, _slice_axis(net) or 0, 0),
             uneven=triple(axis.uneven for axis in axes),
             whole_window=problem, further="" if problem else "; ".join(probe.further), least=(base, out),
             outputs=outputs, arrays=arrays,
@@ -197,7 +196,7 @@ def _outputs(net: nn.Module, window: torch.Tensor) -> tuple[tuple[str, ...], tup
     return (net.described_outputs(window), net.arrays(window)) if isinstance(net, Adapter) else ((), ())
 
 
-def _only_sizes(net: nn.Module) -> Triple:
+def only_sizes(net: nn.Module) -> Triple:
     """Return the only sizes of windows (z, y, x) that a net takes, 0 along an axis where it takes others.
 
     Slices go one by one: nothing is left to measure across them.
@@ -205,7 +204,7 @@ def _only_sizes(net: nn.Module) -> Triple:
     from volpipe.nets.declared import only_sizes_of
 
     sizes, axis = only_sizes_of(net), _slice_axis(net)
-    return sizes if axis is None else _with(sizes, axis, 1)
+    return sizes if axis is None else with_size(sizes, axis, 1)
 
 
 def _slice_axis(net: nn.Module) -> int | None:
@@ -233,7 +232,7 @@ def _step_by_shapes(shapes: Shapes, base: Triple, axis: int, sizes: AxisSizes) -
             continue
         first = align_up(base[axis], step)
         lengths = [first + k * step for k in range(3)]
-        outs = [shapes.of(_with(base, axis, length)) for length in lengths]
+        outs = [shapes.of(with_size(base, axis, length)) for length in lengths]
         if all(out and out[axis] == sizes.ratio.out(length) for out, length in zip(outs, lengths, strict=True)):
             return step
     return sizes.step
@@ -268,7 +267,7 @@ class Probe:
     def __post_init__(self) -> None:
         # As it runs; a window makes sure that random parameters give numbers.
         self.loaded = self.watch.wrap(_bare(self.build()))
-        window = _noise((1, self.in_channels, *self.base))
+        window = noise((1, self.in_channels, *self.base))
         if not bool(run_net(self.mixed, window).isfinite().all()):
             self.mixed = self.loaded
         self.same = rounding(self.mixed, window)
@@ -306,14 +305,14 @@ class Probe:
 
         It does where its code takes that: in float32, changes fade sooner (receptive_field_probe).
         """
-        if hasattr(self.net, "with_random_weights"):
-            return [(self.watch.wrap(_randomised(self.net, positive=True)), False), (self.loaded, False)]
+        if _draws_weights(self.net):
+            return [(self.watch.wrap(randomised(self.net, positive=True)), False), (self.loaded, False)]
         shape = [
             only or max(align_up(LATERALS[0], 2 * stride), base)
             for only, base, stride in zip(self.sizes, self.base, strides, strict=True)
         ]
         is_double = self._takes_double(shape)
-        nets = [_randomised(_bare(self.build()), positive=True), _bare(self.build())]
+        nets = [randomised(_bare(self.build()), positive=True), _bare(self.build())]
         watched = [self.watch.wrap(net.double() if is_double else net) for net in nets]
         self._check_gradient(watched[0], shape, is_double=is_double)
         return [(net, is_double) for net in watched]
@@ -409,9 +408,9 @@ class Probe:
         ]
         places = [strides[axis] if axis in axes else 0 for axis in range(3)]
         larger = [n + (1 if is_fixed else 2) * place for n, place in zip(window, places, strict=True)]
-        line = _noise((1, self.in_channels, *larger))
+        line = noise((1, self.in_channels, *larger))
         for axis in axes:
-            line = line * _noise((1, 1, *(n if i == axis else 1 for i, n in enumerate(larger))))
+            line = line * noise((1, 1, *(n if i == axis else 1 for i, n in enumerate(larger))))
             end = line.narrow(2 + axis, larger[axis] - strides[axis], strides[axis])
             end.mul_(6).sub_(2)  # the largest and the smallest values are not in all windows
         start = [n + shift for n, shift in zip(inner, shifts, strict=True)]
@@ -544,128 +543,12 @@ def whole_window(
     )
 
 
-def find_nondeterminism(build: Build, in_channels: int, windows: Sequence[Triple]) -> str:
-    """Return the fault of a net that gives two outputs for one window; "" for a net that gives one.
-
-    The window is the first of `windows` (z, y, x) that the net takes.
-    """
-    import torch
-
-    def seeded() -> nn.Module:
-        net = _bare(build())
-        torch.default_generator.manual_seed(SEED)  # after building, so that random parts of the net's own differ
-        return net if _draws_weights(net) else _randomised(net, positive=False)
-
-    with torch.random.fork_rng(devices=[]):
-        first, second = seeded(), seeded()
-        window, out = _first_output(first, in_channels, windows)
-        if not _is_same(out, run_net(first, window)):
-            return "gives another output for the same window each time: dropout, or noise that eval() does not end"
-        if not _is_same(out, run_net(second, window)):
-            return (
-                "differs from one call of its function to the next, beside its weights; seed what it draws, or make it "
-                "a buffer"
-            )
-    return ""
-
-
-def _first_output(net: Net, in_channels: int, windows: Sequence[Triple]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noise of the first size that the net takes, and its output."""
-    for shape in windows[:-1]:
-        window = _noise((1, in_channels, *shape))
-        with contextlib.suppress(UnmeasurableError):
-            return window, run_net(net, window)
-    window = _noise((1, in_channels, *windows[-1]))
-    return window, run_net(net, window)
-
-
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def find_disagreement(build: Build, in_channels: int, window: Triple, declared: Geometry) -> str:
-    """Return the number by which windows of a net would disagree, such as "halo along z"; "" where they agree.
-
-    Args:
-        build: returns a new net at each call.
-        window: of the plan (z, y, x).
-        declared: the net's own, its halo as `before` and `after`.
-    """
-    import torch
-
-    from volpipe.nets.declared import only_sizes_of
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)
-        net = _bare(build())
-        sizes = only_sizes_of(net)
-        mixed = _randomised(_bare(build()), positive=False)
-        if any(declared.margin):
-            small = triple(max(1, 2 * halo) for halo in declared.halo)
-            try:
-                return _disagreement_of_margins(build, net, mixed, in_channels, declared, small)
-            except UnmeasurableError:  # it takes longer windows alone
-                return _disagreement_of_margins(build, net, mixed, in_channels, declared, window)
-        loaded = _bare(build())
-        positive = _randomised(net, positive=True)
-        halo = declared.aligned_halo()
-        for axis in range(3):
-            shape = _probe_window(positive, in_channels, axis, window, halo, declared, sizes)
-            stride, ratio = declared.stride[axis], declared.ratios[axis]
-            for net in (positive, loaded):
-                if reaches_past(net, in_channels, axis, window=shape, halo=halo[axis], stride=stride, ratio=ratio):
-                    return f"halo along {'zyx'[axis]}"
-            margin = halo[axis] + stride
-            if not sizes[axis] and not all(
-                _shifts(each, in_channels, axis, shape, margin, stride, ratio) for each in (mixed, loaded)
-            ):
-                return f"stride along {'zyx'[axis]}"
-    return ""
-
-
-def _disagreement_of_margins(
-    build: Build, net: nn.Module, mixed: nn.Module, in_channels: int, declared: Geometry, least: Triple
-) -> str:
-    """Return the wrong number of a net whose output lacks a margin; "" where windows of `least` and more agree."""
-    axes = [
-        AxisSizes(ratio, margin, remainder, stride, align_up(max(1, size - remainder), stride) + remainder)
-        for ratio, margin, remainder, stride, size in zip(
-            declared.ratios, declared.margin, declared.remainder, declared.stride, least, strict=True
-        )
-    ]
-    sizes = _only_sizes(net)
-    window = triple(only or own.least for only, own in zip(sizes, axes, strict=True))
-    probe = Probe(build, net, mixed, in_channels, axes, sizes, Watch(), window)
-    halo = declared.aligned_halo()
-    inner = [r.out(h - m) for r, h, m in zip(declared.ratios, halo, declared.margin, strict=True)]
-    for axis in range(3):
-        if axis != probe.across and not probe.agree([axis], declared.stride, inner):
-            return f"halo along {'zyx'[axis]}"
-    return ""
-
-
-def _probe_window(
-    net: Net, in_channels: int, axis: int, window: Triple, halo: Triple, declared: Geometry, sizes: Triple
-) -> Triple:
-    """Return a window (z, y, x) to probe along `axis`: with a core of some strides, as thin as the net takes it.
-
-    A net that takes windows of one size alone is probed in the plan's.
-    """
-    stride = declared.stride
-    thin = [n or min(w, align_up(LATERALS[0], s)) for n, w, s in zip(sizes, window, stride, strict=True)]
-    length = sizes[axis] or max(window[axis], 2 * halo[axis] + 3 * stride[axis])
-    for shape in (_with(thin, axis, length), _with(window, axis, length)):
-        if _takes(net, _noise((1, in_channels, *shape)), axis, length, declared.ratios[axis]):
-            return shape
-    return window
-
-
-def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
+def with_size(sizes: Sequence[int], axis: int, size: int) -> Triple:
     """Return `sizes` (z, y, x) with another one along `axis`."""
     return triple(size if i == axis else n for i, n in enumerate(sizes))
 
 
-def _shifts(
+def shifts(
     net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, ratio: Ratio, same: float = 0.0
 ) -> bool:
     """Return whether shifting the input by `stride` along `axis` only shifts the output, `margin` off the faces.
@@ -678,7 +561,7 @@ def _shifts(
     count = ratio.out(length - 2 * margin)
     if count <= 0:
         return True  # no voxel is that far inside
-    line = _noise((1, in_channels, *_with(window, axis, length + stride)))
+    line = noise((1, in_channels, *with_size(window, axis, length + stride)))
     still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, ratio.out(margin), count)
     moved = run_net(net, line.narrow(2 + axis, stride, length))
     moved = moved.narrow(2 + axis, ratio.out(margin - stride), count)
@@ -692,7 +575,7 @@ def _least(net: Net, in_channels: int, axes: Sequence[AxisSizes], sizes: Triple)
         for size in () if sizes[axis] else LATERALS:
             if size % axes[axis].ratio.shrink or not 2 * axes[axis].ratio.shrink <= size <= least[axis]:
                 continue
-            if _takes(net, _noise((1, in_channels, *_with(least, axis, size))), axis, size, axes[axis].ratio):
+            if takes(net, noise((1, in_channels, *with_size(least, axis, size))), axis, size, axes[axis].ratio):
                 least[axis] = size
                 break
     return triple(least)
@@ -705,7 +588,7 @@ def _bare(net: nn.Module) -> nn.Module:
     return bare_net(net)
 
 
-def _randomised(net: nn.Module, *, positive: bool) -> nn.Module:
+def randomised(net: nn.Module, *, positive: bool) -> nn.Module:
     """Return `net` with random weights, in place unless it draws its own: none is zero as if it were untrained.
 
     Running statistics of norms would not fit those, and are as in a new net; other buffers stay.
@@ -770,7 +653,7 @@ class StrideSearch:
             length *= 2
         # A window whose faces act on its middle shows a stride as well, if they act by little.
         is_far = not only and reaches_middle(
-            self.probe.mixed, self.probe.in_channels, self.axis, _with(self.least, self.axis, length), own.step
+            self.probe.mixed, self.probe.in_channels, self.axis, with_size(self.least, self.axis, length), own.step
         )
         if not is_far:
             raise self._whole(length)
@@ -787,9 +670,9 @@ class StrideSearch:
         """Return the least shift that only shifts the output, but for `same`, in the middle of a window; None: none."""
         probe, axis = self.probe, self.axis
         own, only = probe.axes[axis], probe.sizes[axis]
-        shape = _with(self.least, axis, length + max(STRIDES))
+        shape = with_size(self.least, axis, length + max(STRIDES))
         slices = [n if i == axis else 1 for i, n in enumerate(shape)]
-        line = _noise((1, probe.in_channels, *shape)) * _noise((1, 1, *slices))  # no part is like another, on average
+        line = noise((1, probe.in_channels, *shape)) * noise((1, 1, *slices))  # no part is like another, on average
         shifted = Shifted(probe.mixed, line, axis, length, own.ratio, same=same, is_fixed=bool(only))
         parts = [likely // prime for prime in (2, 3, 5, 7) if likely % prime == 0]
         if shifted.only_shifts(likely) and not any(map(shifted.only_shifts, parts)):
@@ -808,7 +691,7 @@ class StrideSearch:
     def _whole(self, length: int) -> WholeWindowError:
         probe, axis = self.probe, self.axis
         found = f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is"
-        window, step = _with(self.least, axis, length), probe.axes[axis].step
+        window, step = with_size(self.least, axis, length), probe.axes[axis].step
         return whole_window(probe.mixed, probe.in_channels, axis, window, step, found, is_only=bool(probe.sizes[axis]))
 
 
@@ -847,15 +730,15 @@ class Shifted:
             return False
         if self.is_fixed:
             return True
-        if not _takes(net, self.line, axis, length + shift, ratio):
+        if not takes(net, self.line, axis, length + shift, ratio):
             return False
         window = triple(n if i != axis else length for i, n in enumerate(self.line.shape[2:]))
-        return _shifts(
+        return shifts(
             net, self.line.shape[1], axis, window, length // 3, shift, ratio, self.same
         )  # no luck of the draw
 
 
-def _takes(net: Net, line: torch.Tensor, axis: int, length: int, ratio: Ratio) -> bool:
+def takes(net: Net, line: torch.Tensor, axis: int, length: int, ratio: Ratio) -> bool:
     """Return whether windows may have `length` along `axis`: a net of stride 1 may still demand multiples."""
     try:
         return run_net(net, line.narrow(2 + axis, 0, length)).shape[2 + axis] == ratio.out(length)
@@ -865,7 +748,7 @@ def _takes(net: Net, line: torch.Tensor, axis: int, length: int, ratio: Ratio) -
         return False
 
 
-def _noise(shape: tuple[int, ...]) -> torch.Tensor:
+def noise(shape: tuple[int, ...]) -> torch.Tensor:
     import torch
 
     return torch.rand(shape)

@@ -33,7 +33,7 @@ import numpy as np
 
 import volpipe
 from volpipe.errors import VolpipeError, VolumeError
-from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
+from volpipe.geometry.grid import Box, Grid, Triple, align_up
 from volpipe.process import starting_processes
 from volpipe.volumes.formats import hdf5, mrc, npy, precomputed, tiff
 from volpipe.volumes.formats.container import (
@@ -494,23 +494,6 @@ def _write_file(target: Target, parts: Iterable[Part]) -> None:
             npy.write(path, spec, parts)
     except (RuntimeError, ValueError) as error:  # HDF5's
         raise VolumeError(f"{target.path} cannot be written: {error}") from error
-
-
-def parse_sizes(text: str, option: str) -> Triple:
-    """Return three numbers z, y, x from text such as "64,128,128", "64x128x128", or "64" for all three.
-
-    Raises:
-        VolumeError: they are none; `option` is named.
-    """
-    try:
-        sizes = [int(part) for part in text.replace("x", ",").split(",")]
-    except ValueError:
-        sizes = []
-    if len(sizes) == 1:
-        sizes *= 3
-    if len(sizes) != 3 or min(sizes) < 1:
-        raise VolumeError(f"{option} {text!r}: write one number above 0, or three, z,y,x, such as 64,128,128")
-    return triple(sizes)
 
 
 TALLY_FILE = "copied.json"
