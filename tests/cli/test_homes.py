@@ -35,7 +35,8 @@ import torch
 def build():
     net = torch.nn.Identity()
     net.volpipe = dict(
-        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0), window=(8, 8, 8), intensity="same"
+        in_channels=1, out_channels=1, scale=(1, 1, 1), stride=(1, 1, 1), halo=(0, 0, 0),
+        window=(8, 8, 8), intensity="same",
     )
     return net
 """

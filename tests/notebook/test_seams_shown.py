@@ -175,7 +175,9 @@ def test_tables_have_a_row_for_each_blend(place: Path) -> None:
 
 def test_a_net_of_one_size_has_no_whole(place: Path) -> None:
     class Fixed(Smooth):
-        volpipe = {"fixed": (16, 16, 16)}
+        def __init__(self) -> None:
+            super().__init__()
+            self.volpipe |= {"fixed": (16, 16, 16)}
 
     with pytest.raises(vp.VolpipeError, match=r"takes windows of \(16, 16, 16\) voxels alone"):
         vp.blends(Fixed(), place)

@@ -249,7 +249,8 @@ def test_pictures_are_as_wide_as_a_third_of_the_page(tmp_path: Path, browser: Br
 def profiles(tmp_path: Path) -> list[Any]:
     """Return the chart of profiles of a net whose windows disagree, and of one whose do not."""
     (tmp_path / "net.py").write_text(
-        "import torch\nclass Tilted(torch.nn.Module):\n    volpipe = dict(intensity='raw', stride=(1, 1, 1), halo=(0, 0, 0))\n"
+        "import torch\nclass Tilted(torch.nn.Module):\n"
+        "    volpipe = dict(intensity='raw', stride=(1, 1, 1), halo=(0, 0, 0))\n"
         "    def forward(self, x):\n        return x + x.mean() * 20\ndef build():\n    return Tilted()\n"
     )
     data = np.random.default_rng(0).normal(0, 1, (64, 64, 64)).astype(np.float32)

@@ -249,8 +249,8 @@ def test_histograms_count_what_the_slices_show(tmp_path: Path) -> None:
 def test_channels_are_colours(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\nclass Three(torch.nn.Module):\n    volpipe = dict(\n"
-        "        intensity='unit', stride=(1, 1, 1), halo=(0, 0, 0), tile_invariant=True, out_channels=4\n    )\n    def forward(self, x):\n"
-        "        return torch.cat([x, 1 - x, x * 0, x * 0 + 1], 1)\ndef build():\n    return Three()\n"
+        "        intensity='unit', stride=(1, 1, 1), halo=(0, 0, 0), tile_invariant=True, out_channels=4\n    )\n"
+        "    def forward(self, x):\n        return torch.cat([x, 1 - x, x * 0, x * 0 + 1], 1)\ndef build():\n    return Three()\n"
     )
     data = noise((16, 20, 24), "float32") > 0
     plan = plan_of(tmp_path, data.astype(np.float32), "net.name=net.py:build", "normalise.method=none", *BLOCKS)
