@@ -56,7 +56,8 @@ WHY = (
     "uint8, N5 gzip 64³ to OME-Zarr zstd 64³ without pyramid; as many processes of one thread as workers, "
     "up on both sides; the floor reads and writes whole shards through the same library, those of the run's plan"
 )
+START_AND_END = "start and end, 0.3 s of a run whatever its size, are two thirds of the fastest floor"
 ROWS = [
-    Row("floor", WHAT, 2.0, 1.3, measure, why=f"512³ {WHY}"),
-    Row("floor-large", f"{WHAT}, 1024³", 2.0, 1.3, measure_large, why=f"1024³ {WHY}; start and end count less"),
+    Row("floor", WHAT, 2.2, 1.3, measure, why=f"512³ {WHY}; {START_AND_END}"),
+    Row("floor-large", f"{WHAT}, 1024³", 1.3, 1.0, measure_large, why=f"1024³ {WHY}; start and end count less"),
 ]
