@@ -28,7 +28,7 @@ from typing import Any
 
 FILE = "volpipe_file_"  # before the names of modules that are loaded by their paths, each time anew
 OWN = "volpipe"  # whose modules are nobody else's
-OF_SYSTEM = ("/proc", "/sys", "/dev", "/run", "/etc")
+OF_SYSTEM = ("/proc", "/sys", "/etc")
 CACHES = ("XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 # Larger files are known by their size and their two ends: weights, which are compared as the net has them.
 WHOLE, END = 2**24, 2**20

@@ -111,7 +111,8 @@ class PackageNet(ServedNet):
                     f"net {self.package.name} takes windows of {self.package.least} voxels or more, not {sizes}; "
                     "set windows.shape to so many"
                 )
-        return _through(self._after, self._run(_through(self._before, windows))).detach().float()
+        out = _through(self._after, self._run(_through(self._before, windows))).float()
+        return out if torch.is_grad_enabled() else out.detach()
 
     def _run(self, data: torch.Tensor) -> torch.Tensor:
         """Return the bare network's output for `data` (n, c, z, y, x)."""
