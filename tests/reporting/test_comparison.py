@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -168,9 +169,9 @@ def test_the_bar_is_as_long_as_it_says(tmp_path: Path, voxel: tuple[int, ...], l
     assert num == round(length / (voxel[0] if voxel else 1) * zoom)
 
 
-def hatched(items: Sequence[Item]) -> np.ndarray:
-    """Return which voxels of the slice of an output across z, of 32 × 32, are hatched."""
-    pixels = voxels(pictures(items)["Output, xy"], (32, 32))
+def hatched(items: Sequence[Item], plane: str = "xy") -> np.ndarray:
+    """Return which voxels of a slice of an output, of 32 × 32, are hatched."""
+    pixels = voxels(pictures(items)[f"Output, {plane}"], (32, 32))
     if pixels.ndim == 2:  # greys alone
         return np.zeros(pixels.shape, bool)
     return (pixels[..., None, :] == np.array(STRIPES)).all(axis=-1).any(axis=-1)
@@ -232,6 +233,18 @@ def test_a_file_that_is_gone_is_a_hole_and_not_black(tmp_path: Path) -> None:
     assert "there is none" in notes(items)
 
 
+def test_where_a_slice_is_gone_others_are_shown(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, ramp((32, 32, 32)), *SAME)
+    execute(plan, Inline().start)
+    shutil.rmtree(tmp_path / "out.zarr/s0/c/1")
+    items = drawn(plan, "Slices")
+    assert hatched(items).all()
+    for plane in ("xz", "yz"):
+        holes = hatched(items, plane)
+        np.testing.assert_array_equal(holes, np.broadcast_to((np.arange(32) >= 16)[:, None], (32, 32)))
+    assert "has lost files that were written" in notes(items)
+
+
 def test_so_is_one_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
     """Its output does not say yet which files it has; the journal does."""
     plan = plan_of(tmp_path, ramp((32, 32, 32)), *SAME)
@@ -242,8 +255,10 @@ def test_so_is_one_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
     assert not before.all() and "are gone" not in notes(drawn(plan, "Slices"))
     for path in written:
         path.unlink()
-    assert hatched(drawn(plan, "Slices")).all()
-    assert "files that the run wrote are gone; `volpipe verify` names them all" in notes(drawn(plan, "Slices"))
+    items = drawn(plan, "Slices")
+    assert hatched(items).all()
+    assert "files that the run wrote are gone; `volpipe verify` names them all" in notes(items)
+    assert "there is none" not in notes(items)
 
 
 def test_an_output_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
