@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,7 +126,7 @@ def test_a_coarser_output_is_compared_by_means_of_the_input(tmp_path: Path) -> N
     """Along x the last voxel of the output has one of the input, and neither is shown."""
     data = noise((12, 24, 28), "float32")
     (tmp_path / "net.py").write_text(
-        "import torch\nclass Mean(torch.nn.AvgPool3d):\n    intensity = 'same'\n"
+        "import torch\nclass Mean(torch.nn.AvgPool3d):\n    volpipe = {'intensity': 'same'}\n"
         "def build():\n    return Mean((1, 2, 3))\n"
     )
     plan = plan_of(
@@ -165,6 +167,14 @@ def test_the_bar_is_as_long_as_it_says(tmp_path: Path, voxel: tuple[int, ...], l
     num = int(np.flatnonzero(~bar[first:])[0])
     zoom = pixels.shape[1] // 56
     assert num == round(length / (voxel[0] if voxel else 1) * zoom)
+
+
+def hatched(items: Sequence[Item], plane: str = "xy") -> np.ndarray:
+    """Return which voxels of a slice of an output, of 32 × 32, are hatched."""
+    pixels = voxels(pictures(items)[f"Output, {plane}"], (32, 32))
+    if pixels.ndim == 2:  # greys alone
+        return np.zeros(pixels.shape, bool)
+    return (pixels[..., None, :] == np.array(STRIPES)).all(axis=-1).any(axis=-1)
 
 
 def test_what_is_not_written_is_hatched(tmp_path: Path) -> None:
@@ -213,13 +223,42 @@ def test_a_file_that_is_gone_is_a_hole_and_not_black(tmp_path: Path) -> None:
     assert not (tmp_path / "out.zarr/s0/c/1/0/0").exists()
     (tmp_path / "out.zarr/s0/c/1/1/1").unlink()
     items = drawn(plan, "Slices")
-    pixels = voxels(pictures(items)["Output, xy"], (32, 32))
-    stripes = (pixels[..., None, :] == np.array(STRIPES)).all(axis=-1).any(axis=-1)
     hole = np.zeros((32, 32), bool)
     hole[16:, 16:] = True
-    np.testing.assert_array_equal(stripes, hole)
-    assert "files that the run wrote are gone; `volpipe verify` names them all" in notes(items)
+    np.testing.assert_array_equal(hatched(items), hole)
+    assert f"{tmp_path}/out.zarr has lost files that were written, such as {tmp_path}/out.zarr/s0/c/1/1/1" in notes(
+        items
+    )
+    assert f"`volpipe verify {tmp_path}/out.zarr` names all" in notes(items)
     assert "there is none" in notes(items)
+
+
+def test_where_a_slice_is_gone_others_are_shown(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, ramp((32, 32, 32)), *SAME)
+    execute(plan, Inline().start)
+    shutil.rmtree(tmp_path / "out.zarr/s0/c/1")
+    items = drawn(plan, "Slices")
+    assert hatched(items).all()
+    for plane in ("xz", "yz"):
+        holes = hatched(items, plane)
+        np.testing.assert_array_equal(holes, np.broadcast_to((np.arange(32) >= 16)[:, None], (32, 32)))
+    assert "has lost files that were written" in notes(items)
+
+
+def test_so_is_one_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
+    """Its output does not say yet which files it has; the journal does."""
+    plan = plan_of(tmp_path, ramp((32, 32, 32)), *SAME)
+    with pytest.raises(Stopped):
+        execute(plan, Inline(most_tasks=4).start)
+    before = hatched(drawn(plan, "Slices"))
+    written = [path for path in sorted((tmp_path / "out.zarr/s0/c").rglob("*")) if path.is_file()]
+    assert not before.all() and "are gone" not in notes(drawn(plan, "Slices"))
+    for path in written:
+        path.unlink()
+    items = drawn(plan, "Slices")
+    assert hatched(items).all()
+    assert "files that the run wrote are gone; `volpipe verify` names them all" in notes(items)
+    assert "there is none" not in notes(items)
 
 
 def test_an_output_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
@@ -250,7 +289,8 @@ def test_channels_are_colours(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\nclass Three(torch.nn.Module):\n    volpipe = dict(\n"
         "        intensity='unit', stride=(1, 1, 1), halo=(0, 0, 0), tile_invariant=True, out_channels=4\n    )\n"
-        "    def forward(self, x):\n        return torch.cat([x, 1 - x, x * 0, x * 0 + 1], 1)\ndef build():\n    return Three()\n"
+        "    def forward(self, x):\n        return torch.cat([x, 1 - x, x * 0, x * 0 + 1], 1)\n"
+        "def build():\n    return Three()\n"
     )
     data = noise((16, 20, 24), "float32") > 0
     plan = plan_of(tmp_path, data.astype(np.float32), "net.name=net.py:build", "normalise.method=none", *BLOCKS)
@@ -349,4 +389,4 @@ def test_an_output_in_a_bucket_is_shown_too(tmp_path: Path, bucket: Bucket, monk
         np.testing.assert_array_equal(image, there[title])
     for name in [name for name in bucket.files if "/s0/c/" in name]:
         del bucket.files[name]
-    assert "files that the run wrote are gone" in notes(drawn(remote))
+    assert re.search(r"s3://cells/remote\.zarr\?\S+ has lost files that were written, such as ", notes(drawn(remote)))

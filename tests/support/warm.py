@@ -120,7 +120,8 @@ class Warm:
             self._server = subprocess.Popen(
                 [sys.executable, __file__, str(listener.fileno()), str(alive)], cwd="/",
                 pass_fds=[listener.fileno(), alive],
-                env=dict(os.environ),  # else with what readline told C alone: COLUMNS
+                # Else with what readline told C alone: COLUMNS. The folder of this script is first in its path.
+                env={name: value for name, value in os.environ.items() if name != SAFE_PATH},
                 start_new_session=True,
             )  # fmt: skip
         os.close(alive)
@@ -293,8 +294,8 @@ def run_script(request: Request) -> None:
 
     setproctitle(" ".join([sys.executable, request.script, *request.arguments]))
     Path("/proc/self/comm").write_text(Path(request.script).name)
-    sys.path[0] = str(Path(request.script).parent)
-    sys.path[1:1] = python_path(request)
+    folder = [] if SAFE_PATH in request.environment else [str(Path(request.script).parent)]
+    sys.path[:1] = [*folder, *python_path(request)]
     sys.argv = [request.script, *request.arguments]
     if THREADS in request.environment:
         sys.modules["torch"].set_num_threads(int(request.environment[THREADS]))

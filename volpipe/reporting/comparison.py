@@ -295,7 +295,7 @@ class Drawing:
             sentences += [f"Greys of the {name} go from {ranges[name]}." for name in names]
         if subject.plan.num_channels > 1 and is_shown["output"]:
             sentences.append(_channels(subject.plan))
-        if any(plane.change is not None for plane in self.planes):
+        if any(plane.change is not None and np.isfinite(plane.change).any() for plane in self.planes):
             output, source = (
                 f", of which the mean of {' × '.join(map(str, factor))} voxels is taken" if max(factor) > 1 else ""
                 for factor in (subject.scale, subject.shrink)

@@ -20,7 +20,7 @@ import numpy as np
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Box, Grid, Index, Shape, Triple, triple
 from volpipe.units import size
-from volpipe.volumes.volume import Volume
+from volpipe.volumes.volume import Reader, Volume
 
 PLANES = {"xy": 0, "xz": 1, "yz": 2}  # and the axis that each cuts; of the other two the first goes down
 MOST_BYTES = 20 * 2**20  # of decoded chunks that the three slices of a volume touch
@@ -76,7 +76,7 @@ class Sight:
     is_lost: IsLost | None = None
     most_bytes: int = MOST_BYTES
     _held: Patch | None = field(default=None, init=False, repr=False)
-    _problem: str = field(default="", init=False, repr=False)  # a volume that cannot be read is not read again
+    _problem: str = field(default="", init=False, repr=False)  # a volume that cannot be opened is not read again
 
     @property
     def chunk_bytes(self) -> int:
@@ -136,12 +136,12 @@ class Sight:
 
 
 def read_known(volume: Volume, box: Box) -> Patch:
-    """Return the voxels of `box`, chunk by chunk where not all can be read.
+    """Return the voxels of `box`, chunk by chunk where not all can be read; those that cannot be read are not known.
 
     Raises:
-        VolumeError: none can be read, or its server does not answer.
+        VolumeError: it cannot be opened, or its server does not answer.
     """
-    channels = [*_channels(volume)]
+    channels = [channel.open() for channel in _channels(volume)]
     try:
         return Patch(box, _read(channels, box), np.ones(box.shape, bool))
     except RemoteError:
@@ -150,7 +150,7 @@ def read_known(volume: Volume, box: Box) -> Patch:
         return _by_chunks(volume, channels, box, error)
 
 
-def _by_chunks(volume: Volume, channels: list[Volume], box: Box, error: VolumeError) -> Patch:
+def _by_chunks(volume: Volume, channels: list[Reader], box: Box, error: VolumeError) -> Patch:
     data, is_known = np.zeros((len(channels), *box.shape), volume.dtype), np.zeros(box.shape, bool)
     grid = Grid(volume.spatial_shape, volume.spatial_chunks)
     for part in (grid.box(number) & box for number in grid.touching(box)):
@@ -162,13 +162,11 @@ def _by_chunks(volume: Volume, channels: list[Volume], box: Box, error: VolumeEr
         except VolumeError:
             continue
         is_known[inner] = True
-    if not is_known.any():
-        raise error
     return Patch(box, data, is_known, str(error))
 
 
-def _read(channels: list[Volume], box: Box) -> np.ndarray:
-    return np.concatenate([channel.open().read(box) for channel in channels])
+def _read(channels: list[Reader], box: Box) -> np.ndarray:
+    return np.concatenate([channel.read(box) for channel in channels])
 
 
 def _channels(volume: Volume) -> Iterator[Volume]:

@@ -125,13 +125,14 @@ def check_links(file: Path) -> None:
 
 
 def check_files_in(folder: Path) -> None:
-    """Raise where a name in `folder` is a link that leads nowhere, or what is no file; see `find_file`."""
+    """Raise where a name in `folder`, the first of them, is a link that leads nowhere, or no file; see `find_file`."""
     if not folder.is_dir():
         find_file(folder / "any")
         return
-    with os.scandir(folder) as entries:
-        for file in [folder / entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]:
-            find_file(file)
+    with os.scandir(folder) as entries:  # in the order of the disk
+        names = sorted(entry.name for entry in entries if not entry.is_file(follow_symlinks=False))
+    for name in names:
+        find_file(folder / name)
 
 
 def find_file(file: Path) -> bool:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
@@ -55,6 +56,7 @@ REASONS: Mapping[str, str] = {
 
 _repeated: list[str] = []  # why, of each request that was made again
 _lock = threading.Lock()
+_inside: ContextVar[bool] = ContextVar("inside", default=False)  # whether this thread is one of the pool
 
 
 def is_damage(error: Exception) -> bool:
@@ -105,9 +107,14 @@ def take_notes() -> tuple[str, ...]:
 def each(works: Sequence[Callable[[], T]]) -> list[T]:
     """Return what `works` give, many of them at a time; after the first error no other is begun.
 
+    One of the works may call this too. Its own works then go on in its thread, one after the other: if all threads
+    waited for works that have no thread, none would end.
+
     Raises:
         Exception: the first error, once those that were begun have ended.
     """
+    if _inside.get():
+        return [work() for work in works]
     futures: list[Future[T]] = [_pool().submit(work) for work in works]
     try:
         return [future.result() for future in futures]
@@ -183,7 +190,7 @@ def room(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> threading.Semaphore:
 
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(REQUESTS_AT_ONCE, "volpipe-requests")
+    return ThreadPoolExecutor(REQUESTS_AT_ONCE, "volpipe-requests", _inside.set, (True,))
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
