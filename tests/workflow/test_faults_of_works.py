@@ -152,9 +152,9 @@ def test_where_everything_fails_alike_it_stops_at_once(
 ) -> None:
     read = TensorStoreArray.read
 
-    def fail(array: TensorStoreArray, box: Box) -> np.ndarray:
+    def fail(array: TensorStoreArray, box: Box, look: Callable[[], None] | None = None) -> np.ndarray:
         if threading.current_thread() is threading.main_thread():
-            return read(array, box)
+            return read(array, box, look)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:

@@ -109,7 +109,10 @@ class Adapter(ServedNet):
         return super().to(*args, **kwargs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        out = self._out(windows).detach()  # classes and thresholds are numbers as others
+        out = self._out(windows)
+        if not torch.is_grad_enabled():  # of a net whose code takes gradients
+            out = out.detach()
+        # classes and thresholds are numbers as others
         return out.float() if windows.is_floating_point() and not out.is_floating_point() else out
 
     def _out(self, windows: torch.Tensor) -> torch.Tensor:
