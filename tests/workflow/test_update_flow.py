@@ -333,7 +333,8 @@ def test_an_output_that_lost_a_file_is_refused_and_made_anew_where_that_is_asked
         file.write(f"\n{score}")
     command = ("run", *THREADS, "--recipe", "flow.toml", "-o", "out", "in.n5")
     assert give(*command).code == 0
-    lost = next(path for path in (tmp_path / "out/first.zarr/s0").rglob("*") if path.parent.name.isdigit())
+    chunks = (tmp_path / "out/first.zarr/s0").rglob("0/*")
+    lost = next(path for path in chunks if path.is_file())
     content = lost.read_bytes()
     lost.unlink()
     for more in ((), ("--update",)):
@@ -373,7 +374,8 @@ def test_the_command_updates_stages_and_status_says_how_much_it_would(
     edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
     said = " ".join(give("status", "--changes", "out").out.split())
     update = " ".join(("volpipe", "run", "--update", *command[1:]))
-    assert re.search(rf"stage first: \d+ of 12 blocks read files that have changed; `{re.escape(update)}` compares", said)
+    changed = r"stage first: \d+ of 12 blocks read files that have changed"
+    assert re.search(rf"{changed}; `{re.escape(update)}` compares", said)
     assert "what rests on that is known once it is computed" in said
     ended = give(*command, "--update")
     assert ended.code == 0, ended.err
