@@ -49,6 +49,10 @@ class RemoteError(VolumeError):
     """A bucket or a web server denies access, or does not answer: what it holds is not known."""
 
 
+class FullDiskError(VolumeError):
+    """A file cannot be written: its disk or a quota is full, or it would be larger than a limit of files."""
+
+
 class ChangedError(VolumeError):
     """A file was written anew between two requests for parts of it."""
 

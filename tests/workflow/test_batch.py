@@ -473,7 +473,7 @@ def test_a_net_is_examined_once_for_all_datasets(tmp_path: Path) -> None:
     )
     counts = []
     for volumes in (["raw/a.n5"], ["raw/a.n5", "raw/b.n5", "raw/c.n5"]):
-        (tmp_path / "net.py").write_text(counted.replace("1, 1, (", f"1, 1, (  # {len(volumes)}\n    "))
+        (tmp_path / "net.py").write_text(f"# for {len(volumes)}\n{counted}")
         (tmp_path / "built").write_text("")
         give(volumes, "net.name=net.py:build", "net.untrained=true", dry_run=True)
         counts.append(len((tmp_path / "built").read_text()))

@@ -26,7 +26,7 @@ from volpipe.blockwise.notes import DRIVER, read_note
 from volpipe.evaluation import subject
 from volpipe.geometry.grid import Box
 from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.storage.tensorstore import TensorStoreArray
+from volpipe.volumes.storage.tensorstore import Index, TensorStoreArray
 from volpipe.volumes.volume import View, open_volume
 
 ALL = pytest.mark.parametrize("kind", WORKS.values(), ids=WORKS)
@@ -152,9 +152,9 @@ def test_where_everything_fails_alike_it_stops_at_once(
 ) -> None:
     read = TensorStoreArray.read
 
-    def fail(array: TensorStoreArray, box: Box) -> np.ndarray:
+    def fail(array: TensorStoreArray, index: Index, look: Callable[[], None] | None = None) -> np.ndarray:
         if threading.current_thread() is threading.main_thread():
-            return read(array, box)
+            return read(array, index, look)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:

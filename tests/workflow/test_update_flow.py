@@ -320,6 +320,33 @@ def test_scores_of_an_output_that_changes_are_made_again(tmp_path: Path) -> None
     assert json.loads((tmp_path / "out" / "score.json").read_text()) != before
 
 
+def test_an_output_that_lost_a_file_is_refused_and_made_anew_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What lies where a stage will write is no input of the stages after it; it is looked at by its own stage."""
+    give: Give = giver(tmp_path, monkeypatch, capsys)
+    write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
+    write_volume(tmp_path / "ref.n5", noise(SHAPE, seed=3), chunk=8)
+    planned(tmp_path, 1)
+    score = '[[stage]]\nname = "score"\nkind = "evaluate"\ninput = { stage = "first" }\nreference = "ref.n5/raw"\n'
+    with (tmp_path / "flow.toml").open("a") as file:
+        file.write(f"\n{score}")
+    command = ("run", *THREADS, "--recipe", "flow.toml", "-o", "out", "in.n5")
+    assert give(*command).code == 0
+    chunks = (tmp_path / "out/first.zarr/s0").rglob("0/*")
+    lost = next(path for path in chunks if path.is_file())
+    content = lost.read_bytes()
+    lost.unlink()
+    for more in ((), ("--update",)):
+        refused = give(*command, *more)
+        assert refused.code == 2
+        assert f"stage first: {tmp_path}/out/first.zarr has lost files that its run wrote" in refused.err
+        assert "use --fresh to start over" in refused.err
+    ended = give(*command, "--fresh")
+    assert ended.code == 0, ended.err
+    assert lost.read_bytes() == content
+
+
 def test_what_cannot_be_updated_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
     write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
     ran(planned(tmp_path), update=False)
@@ -346,9 +373,9 @@ def test_the_command_updates_stages_and_status_says_how_much_it_would(
     assert "its input has not changed" in " ".join(give("status", "--changes", "out").out.split())
     edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
     said = " ".join(give("status", "--changes", "out").out.split())
-    assert re.search(
-        r"stage first: \d+ of 12 blocks read files that have changed; `volpipe run --update` compares", said
-    )
+    update = " ".join(("volpipe", "run", "--update", *command[1:]))
+    changed = r"stage first: \d+ of 12 blocks read files that have changed"
+    assert re.search(rf"{changed}; `{re.escape(update)}` compares", said)
     assert "what rests on that is known once it is computed" in said
     ended = give(*command, "--update")
     assert ended.code == 0, ended.err

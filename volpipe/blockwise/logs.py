@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from volpipe.errors import RunStopped, VolpipeError
+from volpipe.errors import FullDiskError, RunStopped, VolpipeError
 from volpipe.resolve import describe_error
 from volpipe.syntax import LogFormatter
 
@@ -64,6 +64,9 @@ def logging_to(path: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         log.warning("interrupted; run the same command again to continue")
         raise
+    except FullDiskError as error:  # part of the work may be done: no refusal
+        log.exception("the work stopped")
+        raise RunStopped(str(error)) from error
     except VolpipeError:
         log.exception("the work stopped")
         raise

@@ -310,6 +310,8 @@ def plan_evaluation(
 
 def _swapped(output: Volume, truth: Volume) -> list[str]:
     """Return a sentence if volpipe made the reference and not the output, as if one were given for the other."""
+    if truth.is_planned or output.is_planned:  # a flow says which is which
+        return []
     made, judged = makings_of(truth), makings_of(output)
     if not made or judged or made[0].is_copy:
         return []

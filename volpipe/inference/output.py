@@ -303,6 +303,7 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
         codec=spec.codec if spec.codec == "raw" or is_precomputed else f"{spec.codec} {spec.codec_level}",
         levels=tuple(f"{plan.folder}/{entry.key}".lstrip("/") for entry in group.levels),
         channel_names=plan.channel_names if plan.format.startswith("ome-zarr") else (),
+        is_planned=True,
     )
 
 

@@ -110,8 +110,9 @@ class Adapter(ServedNet):
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         out = self._out(windows)
-        # Code that takes gradients leaves them, also where nobody learns.
-        out = out if torch.is_grad_enabled() else out.detach()
+        if not torch.is_grad_enabled():  # of a net whose code takes gradients
+            out = out.detach()
+        # classes and thresholds are numbers as others
         return out.float() if windows.is_floating_point() and not out.is_floating_point() else out
 
     def _out(self, windows: torch.Tensor) -> torch.Tensor:

@@ -677,7 +677,9 @@ class StrideSearch:
         parts = [likely // prime for prime in (2, 3, 5, 7) if likely % prime == 0]
         if shifted.only_shifts(likely) and not any(map(shifted.only_shifts, parts)):
             return likely
-        largest = next((shift for shift in LARGEST_STRIDES if shifted.only_shifts(shift)), None)
+        # The largest have no room in the only window of some nets, which no longer one follows.
+        tried = STRIDES if only else LARGEST_STRIDES
+        largest = next((shift for shift in tried if shifted.only_shifts(shift)), None)
         if largest is None:
             return None
         return next(shift for shift in STRIDES if largest % shift == 0 and shifted.only_shifts(shift))

@@ -133,6 +133,7 @@ class Volume:
         value_notes: those of `notes` on its values and slices, as its file has them.
         incomplete: what of it is written, where work of ours on it had not ended when it was opened; None where it had.
         resampling: the grid to which voxels are interpolated as they are read, None where they are read as stored.
+        is_planned: whether planned work makes it: what lies there until then does not count.
     """
 
     path: str
@@ -155,6 +156,7 @@ class Volume:
     incomplete: Incomplete | None = field(default=None, compare=False)
     resampling: Resampling | None = None
     has_origin: bool = field(default=True, compare=False)
+    is_planned: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         if "://" in self.path:
@@ -199,7 +201,7 @@ class Volume:
             VolumeError: a file is gone.
         """
         box = box or Box.from_shape(self.spatial_shape)
-        if self.view.incomplete:
+        if self.view.incomplete or self.is_planned:
             return
         header = read_header(self.folder)
         if header is not None:

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 
-from volpipe.errors import VolumeError
+from volpipe.errors import FullDiskError, VolumeError
 from volpipe.resolve import path_of
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.object_store import MOST_ENCODED_BYTES, Part, Remote, Stamp
@@ -334,14 +334,14 @@ def naming_full_disk(path: Path) -> Iterator[None]:
     """Turn the error of a write to `path` for which there is no room, which names no file, into one that does.
 
     Raises:
-        VolumeError: the disk or a quota is full, or a limit of the size of files is met.
+        FullDiskError: the disk or a quota is full, or a limit of the size of files is met.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise VolumeError(
+        raise FullDiskError(
             f"{path} cannot be written: {os.strerror(error.errno)}; make room there, and give the same command again"
         ) from error
 
