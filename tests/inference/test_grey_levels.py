@@ -168,7 +168,7 @@ def test_nan_in_what_is_wanted_is_refused_with_its_box(tmp_path: Path, give: Giv
 def test_what_is_clipped_is_counted_and_told(tmp_path: Path, give: Give, blend: str) -> None:
     """The net adds 0.1 of its range, so that all levels from 243 on leave 8 bits."""
     (tmp_path / "net.py").write_text(
-        "import torch\nclass Up(torch.nn.Module):\n    intensity = 'same'\n"
+        "import torch\nclass Up(torch.nn.Module):\n    volpipe = {'intensity': 'same'}\n"
         "    def forward(self, x):\n        return x + 0.1\ndef build():\n    return Up()\n"
     )
     data = np.random.default_rng(1).integers(0, 256, SHAPE, np.uint8)

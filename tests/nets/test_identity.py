@@ -17,7 +17,7 @@ from volpipe.errors import RecipeError, RunError, RunStopped, VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.identity import NetIdentity
-from volpipe.nets.load import describe
+from volpipe.nets.load import build, cached_geometry, describe
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.task import Training
@@ -332,3 +332,19 @@ def test_a_net_that_ends_the_program_is_refused_by_name(folder: Path, code: str,
     (folder / "nets.py").write_text(f"import torch\n{code}")
     with pytest.raises(VolpipeError, match=words):
         facts(folder)
+
+
+def test_a_net_that_threads_share_is_not_called_by_who_looks_up_its_geometry(folder: Path) -> None:
+    """Its weights are fixed ones in such a call, and a thread that computes meanwhile would compute with those."""
+    noting = "    def __call__(self, x):\n        self.calls += 1\n        return super().__call__(x)\n"
+    calls = "class Noting(Net):\n    calls = 0\n"
+    (folder / "nets.py").write_text(
+        f"{NET}{calls}{noting}def build():\n    torch.manual_seed(0)\n    return Noting()\n"
+    )
+    choice = NetChoice(name="nets.py:build")
+    shared = build(choice, str(folder))
+    shared.identified()
+    called = shared.net.net.calls
+    assert called > 0
+    assert cached_geometry(choice, str(folder), shared).halo == (1, 1, 1)
+    assert shared.net.net.calls == called

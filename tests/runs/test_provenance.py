@@ -137,10 +137,11 @@ def test_reproduce_prints_no_tiling_that_the_net_has_by_itself(
 
 def test_a_recipe_file_is_not_overwritten(tmp_path: Path, give: Give) -> None:
     assert give(*command()).code == 0
-    (tmp_path / "mine.toml").write_text("")
+    (tmp_path / "mine.toml").write_text("# mine\n")
     ended = give("reproduce", "out.zarr", "--recipe-out", "mine.toml")
     assert ended.code == 2
-    assert "mine.toml exists; choose another --recipe-out" in ended.err
+    assert "--recipe-out mine.toml: this file is there already, and it is not replaced" in ended.err
+    assert (tmp_path / "mine.toml").read_text() == "# mine\n"
 
 
 def test_what_no_run_made_cannot_be_reproduced(tmp_path: Path, give: Give) -> None:

@@ -36,7 +36,8 @@ from volpipe.workflow.prepare import prepare
 SHAPE, CHUNK, SHARD = (256, 384, 384), (64, 64, 64), (128, 128, 128)
 # Asked for beside what the blocks need, whatever the volume: 12 chunks for the estimate, 16 for the identity of the
 # input, 27 for pictures of it; 27 of the output, 24 samples at faces of windows and 8 for viewers, with indices.
-MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 12 + 16 + 27, 2 * 27 + 4 * 24 + 2 * 8, 140
+# Of the metadata, 8 look whether a run made the input, and noted its files then; 2 note those of the output.
+MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 12 + 16 + 27, 2 * 27 + 4 * 24 + 2 * 8, 140 + 8 + 2
 
 
 @pytest.fixture

@@ -18,15 +18,16 @@ from volpipe.workflow.prepare import prepare
 # Windows disagree: what a voxel gets depends on its place in each window that it is in. Every call is noted.
 NET = """
 import multiprocessing, pathlib, threading, torch
-def is_task():  # else a plan tries the net
-    return threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None
+def is_task(x):  # else a plan tries the net; or a worker, with fractions, to tell whether it is the plan's
+    is_driver = threading.current_thread() is threading.main_thread() and multiprocessing.parent_process() is None
+    return not is_driver and bool((x == x.round()).all())
 class Ramp(torch.nn.Module):
     volpipe = dict(stride=(1, 1, 1), halo=(0, 0, 0))  # it sees one voxel, though by its place
     def __init__(self, scale, calls):
         super().__init__()
         self.scale, self.calls = tuple(scale), calls
     def forward(self, x):
-        if self.calls and is_task():
+        if self.calls and is_task(x):
             with pathlib.Path(self.calls).open("a") as file:
                 file.write("called\\n" * len(x))
         for axis, factor in enumerate(self.scale):

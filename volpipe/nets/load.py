@@ -18,8 +18,9 @@ import inspect
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,25 +80,38 @@ class Built:
         Args:
             facts: of the net, which say what window it takes where it takes none of the usual ones.
         """
-        from volpipe.nets.adapter import Adapter, possible_channels
-        from volpipe.nets.declared import context_of, only_sizes_of
-        from volpipe.nets.identity import fixed_output
-
         if not self.identity.layers:
             return self.identity
+        output = self._usual_output
+        if not output and facts is not None:
+            output = self._output([facts.in_channels], _small(facts, facts.window))
+        return self.identity.model_copy(update={"output": output})
+
+    @cached_property
+    def _usual_output(self) -> tuple[float, ...]:
+        """The output for a window of the usual sizes.
+
+        It is computed once, before threads share the net: the weights are others meanwhile.
+        """
+        from volpipe.nets.adapter import possible_channels
+        from volpipe.nets.declared import context_of, only_sizes_of
+
+        channels = possible_channels(files.inner_net(self.net), context_of(self.net))
+        return self._output(channels, only_sizes_of(self.net))
+
+    def _output(self, channels: Sequence[int], fixed: Triple) -> tuple[float, ...]:
+        from volpipe.nets.adapter import Adapter
+        from volpipe.nets.identity import fixed_output
+
         net = self.net
         uneven = net.uneven if isinstance(net, Adapter) else None
         if isinstance(net, Adapter):
             net.uneven = None  # which rests on the geometry, which is remembered by this
         try:
-            channels = possible_channels(files.inner_net(net), context_of(net))
-            output = fixed_output(net, channels, only_sizes_of(net))
-            if not output and facts is not None:
-                output = fixed_output(net, [facts.in_channels], _small(facts, facts.window))
+            return fixed_output(net, channels, fixed)
         finally:
             if isinstance(net, Adapter):
                 net.uneven = uneven
-        return self.identity.model_copy(update={"output": output})
 
 
 def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = None) -> nn.Module:
@@ -425,7 +439,7 @@ def _zeros_hash(net: nn.Module) -> str:
     """Return the SHA-256 of which parameters of `net` are zero."""
     digest = hashlib.sha256()
     for name, parameter in sorted(net.named_parameters()):
-        digest.update(f"{name} {tuple(parameter.shape)}\n".encode() + (parameter == 0).numpy().tobytes())
+        digest.update(f"{name} {tuple(parameter.shape)}\n".encode() + (parameter == 0).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
