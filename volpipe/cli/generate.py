@@ -31,6 +31,7 @@ from volpipe.display.console import err
 from volpipe.errors import VolpipeError
 from volpipe.monitoring.command import STANDARD_ERROR, current
 from volpipe.resolve import path_of, places_of
+from volpipe.volumes.storage.result_file import is_stream
 
 REQUIRED, KEYWORD = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
 IN_PYTHON = {"listener", "parents", "progress", "search_path", "view"}  # and callbacks, `on_…`
@@ -146,8 +147,8 @@ def _place(text: str) -> str | None:
     if text == STANDARD_ERROR or "://" in text:
         return None
     with contextlib.suppress(VolpipeError, ValueError, OSError):
-        place = os.path.realpath(path_of(text))
-        return None if place.startswith(("/dev/", "/proc/")) or Path(place).is_dir() else place
+        path = path_of(text)
+        return None if is_stream(path) or path.is_dir() else os.path.realpath(path)
     return None
 
 

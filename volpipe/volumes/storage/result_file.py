@@ -87,6 +87,23 @@ def comment(writer: str) -> str:
     return f"# written by {writer}\n"
 
 
+def is_stream(path: Path) -> bool:
+    """Return whether `path` is a terminal, a pipe, the null device or a descriptor of this process, and no file."""
+    if _descriptor(path) is not None:
+        return True
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the number of the descriptor of this process that `path` stands for; None of other paths."""
+    match = DESCRIPTOR.fullmatch(str(path))
+    return int(match[1]) if match else STREAMS.get(str(path))
+
+
 @dataclass(frozen=True)
 class ResultFile:
     """A file that an option names and its command writes last, whole or not at all.
@@ -111,20 +128,8 @@ class ResultFile:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a terminal, a pipe, the null device or a descriptor of this process, and no file on a disk."""
-        if self._descriptor is not None:
-            return True
-        try:
-            mode = self.path.stat().st_mode
-        except (OSError, ValueError):  # ValueError: a name that no file can have
-            return False
-        return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-    @property
-    def _descriptor(self) -> int | None:
-        place = str(self.path)
-        match = DESCRIPTOR.fullmatch(place)
-        return int(match[1]) if match else STREAMS.get(place)
+        """Whether it is no file on a disk."""
+        return is_stream(self.path)
 
     def check(self) -> None:
         """Refuse a file that cannot be written at the end, or that something else wrote; nothing is changed.
@@ -201,10 +206,11 @@ class ResultFile:
 
     def _stream(self) -> BinaryIO:
         """Return the stream, open; a descriptor is not opened anew, for what was printed to it is not to be lost."""
-        if self._descriptor is None:
+        descriptor = _descriptor(self.path)
+        if descriptor is None:
             return self.path.open("wb", buffering=0)
         sys.stdout.flush()
-        return os.fdopen(os.dup(self._descriptor), "wb")
+        return os.fdopen(os.dup(descriptor), "wb")
 
     def __str__(self) -> str:
         return f"{self.option} {self.path}"
