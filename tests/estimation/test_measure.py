@@ -33,7 +33,7 @@ from volpipe.estimation.window_search import windows_to_try
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.nets.cache import keep_speeds, known_speeds
-from volpipe.nets.facts import Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
+from volpipe.nets.facts import Arithmetic, NetFacts, NetSpeeds, PrecisionDifference, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe, load_recipe
 
@@ -152,7 +152,7 @@ def times_of(recipe: Recipe, rates: dict[str, float], change: float = 1e-4) -> G
         )
         for name, rate in rates.items()
     ]
-    found = Difference(normalise=recipe.normalise, relative=change)
+    found = PrecisionDifference(normalise=recipe.normalise, relative=change)
     return GpuTimes(GPU, NetSpeeds(processor=GPU.name, speeds=tuple(speeds)), {"tf32": found, "bfloat16": found})
 
 
@@ -315,7 +315,9 @@ def test_a_difference_is_that_of_the_voxels_that_a_run_would_store(intensity: st
 def test_an_output_that_is_not_finite_differs_by_all(bad: float) -> None:
     exact = np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 4, 4, 4)
     other = np.where(exact > 0.9, np.float32(bad), exact)
-    assert difference(exact, other, facts(), Normalise(), Affine()) == Difference(normalise=Normalise(), relative=1.0)
+    assert difference(exact, other, facts(), Normalise(), Affine()) == PrecisionDifference(
+        normalise=Normalise(), relative=1.0
+    )
 
 
 @pytest.mark.long

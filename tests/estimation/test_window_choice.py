@@ -21,7 +21,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.selection import Selection
 from volpipe.nets.cache import known_speeds
-from volpipe.nets.facts import Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
+from volpipe.nets.facts import Arithmetic, NetFacts, NetSpeeds, PrecisionDifference, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice, Normalise, load_recipe
 from volpipe.runs.provenance import RunOrigin, origin
@@ -192,7 +192,7 @@ def test_a_net_that_computes_otherwise_than_it_was_measured_stays_as_it_is(setti
 
 def given(monkeypatch: pytest.MonkeyPatch, **values: float) -> None:
     """Let the net differ in bfloat16 by `values`."""
-    measured = Difference.model_validate(
+    measured = PrecisionDifference.model_validate(
         {"normalise": Normalise(), "relative": 0.002, "levels": 1, "share": 0.13} | values
     )
     monkeypatch.setattr(window_choice, "_difference", lambda *arguments: measured)
@@ -272,10 +272,10 @@ def test_a_net_whose_code_is_known_is_compared_once(tmp_path: Path, monkeypatch:
 
     def measure(
         choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, precision: str, device: str
-    ) -> Difference:
+    ) -> PrecisionDifference:
         assert (precision, device) == ("bfloat16", "cpu")
         asked.append(net.weights_sha256)
-        return Difference(normalise=normalise, relative=0.002, levels=1, share=0.13)
+        return PrecisionDifference(normalise=normalise, relative=0.002, levels=1, share=0.13)
 
     monkeypatch.setattr(window_choice, "_difference", _difference)
     monkeypatch.setattr(window_choice, "difference_here", measure)
@@ -457,9 +457,9 @@ def test_the_fastest_precision_on_a_gpu_is_taken_of_those_that_change_little_the
 
     def measure(
         choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, precision: str, device: str
-    ) -> Difference:
+    ) -> PrecisionDifference:
         asked.append((precision, device))
-        return Difference(normalise=normalise, relative=0.002, levels=levels[precision], share=0.13)
+        return PrecisionDifference(normalise=normalise, relative=0.002, levels=levels[precision], share=0.13)
 
     monkeypatch.setattr(window_choice, "difference_here", measure)
     plan = chosen(on_gpu=True, gpu=H100, shape=WORTH_A_GPU, settings=[AUTO])

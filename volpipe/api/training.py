@@ -20,7 +20,7 @@ from volpipe.recipes.toml import typed
 from volpipe.recipes.training import VARIED, TrainRecipe, load_training
 from volpipe.resolve import homes_known
 from volpipe.training.driver import TrainingResult, run_training
-from volpipe.training.fine_tuning import Start, fine_tuning
+from volpipe.training.fine_tuning import StartingWeights, fine_tuning
 from volpipe.training.logs import no_better
 from volpipe.training.search.grid import Sweep
 from volpipe.training.search.optuna import Tuning
@@ -181,7 +181,7 @@ def _fine_tuning(
         raise VolpipeError("with start, give the path of the volume to learn from in place of a recipe")
     old = Training.load(folder) if newest_step(folder) and not fresh else None
     return fine_tuning(
-        Start.find(str(start)), str(volume), None if labels is None else str(labels), settings, str(place),
+        StartingWeights.find(str(start)), str(volume), None if labels is None else str(labels), settings, str(place),
         None if old is None else old.recipe,
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ from volpipe.inference.runner import autocast, take_precision
 from volpipe.inference.statistics import sampled_affine
 from volpipe.inference.tiling import aligned_halo, around_core
 from volpipe.nets.cache import keep_speeds, store_measured
-from volpipe.nets.facts import FLOAT32, Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
+from volpipe.nets.facts import FLOAT32, Arithmetic, NetFacts, NetSpeeds, PrecisionDifference, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import build_net
 from volpipe.process import environment, module_command
 from volpipe.recipes.inference import NetChoice, Normalise, Precision
@@ -69,7 +69,7 @@ class GpuTimes:
 
     gpu: Gpu
     speeds: NetSpeeds
-    differences: Mapping[Precision, Difference]
+    differences: Mapping[Precision, PrecisionDifference]
 
     def keep(self, choice: NetChoice, normalise: Normalise, facts: NetFacts, search_path: str) -> bool:
         """Remember them for plans; return whether that can be."""
@@ -329,7 +329,7 @@ def measure_difference(
     *,
     precision: Precision = "bfloat16",
     device: str = "cpu",
-) -> Difference:
+) -> PrecisionDifference:
     """Return how the output of the net, with its weights, differs in `precision`, over an invented volume of 8 bits."""
     import torch
 
@@ -350,16 +350,18 @@ def measure_difference(
     return difference(output("float32"), output(precision), net, normalise, affine)
 
 
-def difference(exact: np.ndarray, other: np.ndarray, net: NetFacts, normalise: Normalise, affine: Affine) -> Difference:
+def difference(
+    exact: np.ndarray, other: np.ndarray, net: NetFacts, normalise: Normalise, affine: Affine
+) -> PrecisionDifference:
     """Return how `other` (c, z, y, x), float32, differs from `exact`, whose range is above 0."""
     if not np.isfinite(other).all():
-        return Difference(normalise=normalise, relative=1.0)
+        return PrecisionDifference(normalise=normalise, relative=1.0)
     relative = float(np.abs(other - exact).max() / np.ptp(exact))
     if net.intensity == "raw":
-        return Difference(normalise=normalise, relative=relative)
+        return PrecisionDifference(normalise=normalise, relative=relative)
     levels = np.abs(_grey(other, net, affine).astype(np.int16) - _grey(exact, net, affine))
     share = np.count_nonzero(levels) / levels.size
-    return Difference(normalise=normalise, relative=relative, levels=int(levels.max()), share=share)
+    return PrecisionDifference(normalise=normalise, relative=relative, levels=int(levels.max()), share=share)
 
 
 def _grey(data: np.ndarray, net: NetFacts, affine: Affine) -> np.ndarray:
@@ -389,14 +391,14 @@ def speeds_here(choice: NetChoice, facts: NetFacts, search_path: str, *, gpu: st
 
 def difference_here(
     choice: NetChoice, normalise: Normalise, net: NetFacts, search_path: str, *, precision: Precision, device: str
-) -> Difference:
+) -> PrecisionDifference:
     """Return how the output of the net differs in `precision` on a `device` here; by its whole range if that fails."""
     asked = {
         "choice": choice, "normalise": normalise, "net": net, "search_path": search_path, "precision": precision,
         "device": device,
     }  # fmt: skip
-    measured = _in_own_process(measure_difference, Difference, asked, COMPARE_WAIT)
-    return measured or Difference(normalise=normalise, relative=1.0)
+    measured = _in_own_process(measure_difference, PrecisionDifference, asked, COMPARE_WAIT)
+    return measured or PrecisionDifference(normalise=normalise, relative=1.0)
 
 
 def _in_own_process(

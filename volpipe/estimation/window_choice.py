@@ -40,8 +40,8 @@ from volpipe.nets.cache import (
 )
 from volpipe.nets.facts import (
     FLOAT32,
-    Difference,
     NetSpeeds,
+    PrecisionDifference,
     WindowSpeeds,
     shipped_difference,
     shipped_speeds,
@@ -217,7 +217,7 @@ def _processor(capacity: Capacity) -> str:
     return processor() if capacity.gpu is None else capacity.gpu.name
 
 
-def _allowed(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> dict[Precision, Difference]:
+def _allowed(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> dict[Precision, PrecisionDifference]:
     """Return what the other precisions change in the output of `plan`; none where it is too much, not known, or of no
     use.
 
@@ -232,14 +232,14 @@ def _allowed(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> dict[Precisio
     return {each: found for each, found in measured.items() if found is not None and is_allowed(plan, found)}
 
 
-def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, capacity: Capacity) -> Difference | None:
+def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, capacity: Capacity) -> PrecisionDifference | None:
     """Return how the net's output differs in `precision`, measured now where nobody knows and it does not take long."""
     choice, net, normalise = plan.recipe.net, plan.net, plan.recipe.normalise
     known = shipped_difference(choice)
     if precision == "bfloat16" and known is not None and known.normalise == normalise:
         return known
     what, folder = difference_key(precision, normalise, net, _processor(capacity)), plan.search_path
-    known = load_measured(choice, folder, what, Difference)
+    known = load_measured(choice, folder, what, PrecisionDifference)
     if known is not None or (capacity.gpu is not None and not capacity.is_here):
         return known
     is_worth_it = is_quick_to_compare(net, speeds) and _is_large(plan, on_gpu=capacity.gpu is not None)
@@ -251,7 +251,7 @@ def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, capacity: C
     return measured
 
 
-def is_allowed(plan: Plan, measured: Difference) -> bool:
+def is_allowed(plan: Plan, measured: PrecisionDifference) -> bool:
     """Return whether the output of `plan` may be computed with this difference, by how it is rounded.
 
     Labels never may. Nor may whole numbers of more than 8 bits: their levels are finer than bfloat16 and TF32 are.
@@ -266,7 +266,7 @@ def is_allowed(plan: Plan, measured: Difference) -> bool:
     return is_grey and measured.levels is not None and measured.levels <= MOST_LEVELS
 
 
-def _change(plan: Plan, measured: Difference) -> str:
+def _change(plan: Plan, measured: PrecisionDifference) -> str:
     """Return what the difference changes in the output of `plan`."""
     if plan.dtype.kind == "f":
         return f"voxels by at most {measured.relative:.1g} of the output's range"
@@ -315,7 +315,9 @@ def _rated(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> _Candidate | No
     return _Candidate(plan, windows * seconds, num_bytes)
 
 
-def _precision_note(chosen: Plan, fitting: Sequence[_Candidate], allowed: Mapping[Precision, Difference]) -> str:
+def _precision_note(
+    chosen: Plan, fitting: Sequence[_Candidate], allowed: Mapping[Precision, PrecisionDifference]
+) -> str:
     """Return what another precision gains or would gain, and what it changes; "" where it gains little."""
     float32, other = _fastest(_of(fitting, "float32")), _fastest(fitting)
     if float32 is None or other is None or float32.seconds < WORTH_ROUNDING * other.seconds:

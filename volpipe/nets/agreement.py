@@ -17,7 +17,7 @@ from volpipe.nets.receptive_field import (
     Build,
     Net,
     Probe,
-    Watch,
+    TimeLimit,
     noise,
     only_sizes,
     randomised,
@@ -126,7 +126,7 @@ def _disagreement_of_margins(
     ]
     sizes = only_sizes(net)
     window = triple(only or own.least for only, own in zip(sizes, axes, strict=True))
-    probe = Probe(build, net, mixed, in_channels, axes, sizes, Watch(), window)
+    probe = Probe(build, net, mixed, in_channels, axes, sizes, TimeLimit(), window)
     halo = declared.aligned_halo()
     inner = [r.out(h - m) for r, h, m in zip(declared.ratios, halo, declared.margin, strict=True)]
     for axis in range(3):

@@ -19,7 +19,7 @@ from volpipe.nets.adapter import called, outputs_of
 from volpipe.nets.bioimageio_ops import EACH, LETTERS, STATISTICS, Step, output_intensity, split_normalisation
 from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
 from volpipe.nets.declared import Declaration, ServedNet
-from volpipe.nets.net_geometry import Region
+from volpipe.nets.net_geometry import LabelRegion
 from volpipe.nets.onnx import OnnxGraph, check_size
 
 RELATIVE = 1e-4  # of the largest expected value, where a package has no tolerance
@@ -63,7 +63,7 @@ class PackageNet(ServedNet):
         is_flat = "z" not in package.input.axes
         several = range(package.output.channels if package.output.channels > 1 else 0)
         is_each = any(step.kind in EACH for step in package.output.steps)  # each channel for itself
-        regions = tuple(Region(f"channel {i}") for i in several if is_each) or None
+        regions = tuple(LabelRegion(f"channel {i}") for i in several if is_each) or None
         self.is_package, self.planes, self.slice_axis = True, ("yx",) if is_flat else (), 0 if is_flat else None
         sizes = list(zip(FLAT_WINDOW if is_flat else WINDOW, package.least, package.step, strict=True))
         whole = [least + align_up(max(0, size - least), step) if step else least for size, least, step in sizes]

@@ -27,7 +27,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.net_geometry import Interpolation, Region
+from volpipe.nets.net_geometry import Interpolation, LabelRegion
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import Normalise, Output, Windows
 
@@ -88,7 +88,7 @@ class Declaration(BaseModel):
     spacing: Lengths | None = None
     interpolation: Interpolation | None = None
     crops_zeros: StrictBool | None = None
-    regions: tuple[Region, ...] | None = None
+    regions: tuple[LabelRegion, ...] | None = None
     least: Sizes | None = None
 
     def of(self, keys: Iterable[str]) -> dict[str, Any]:  # Any: of the keys' types

@@ -35,7 +35,7 @@ from volpipe.errors import PlanError, VolpipeError
 from volpipe.geometry.grid import triple
 from volpipe.nets.files import FUNCTION, is_program, place_of
 from volpipe.nets.identity import NetIdentity
-from volpipe.nets.net_geometry import Interpolation, NetArray, Region
+from volpipe.nets.net_geometry import Interpolation, LabelRegion, NetArray
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.on_grid import resampled
@@ -120,7 +120,7 @@ class NetFacts(BaseModel):
     spacing: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
     interpolation: Interpolation | None = None
     crops_zeros: bool = False
-    regions: tuple[Region, ...] = ()
+    regions: tuple[LabelRegion, ...] = ()
     least: Sizes = (1, 1, 1)
     dtype: str = ""
     identity: NetIdentity = NetIdentity()
@@ -230,7 +230,7 @@ class NetSpeeds(BaseModel):
         return found.get(arithmetic._replace(precision="float32") if is_tf32 else arithmetic)
 
 
-class Difference(BaseModel):
+class PrecisionDifference(BaseModel):
     """How the output of a net in another precision differs from that in float32, over an invented volume of 8 bits.
 
     Attributes:
@@ -317,10 +317,10 @@ def shipped_speeds(choice: NetChoice) -> NetSpeeds | None:
     return next((NetSpeeds.model_validate(e["speeds"]) for e in _entries().values() if e["shape"] == key), None)
 
 
-def shipped_difference(choice: NetChoice) -> Difference | None:
+def shipped_difference(choice: NetChoice) -> PrecisionDifference | None:
     """Return the difference of the net of `choice` in bfloat16, with its weights; None if facts.json lacks it."""
     known = _entries().get(facts_key(choice), {}).get("difference")
-    return None if known is None else Difference.model_validate(known)
+    return None if known is None else PrecisionDifference.model_validate(known)
 
 
 def _entries() -> dict[str | None, dict[str, Any]]:  # Any: JSON

@@ -152,7 +152,7 @@ class Results:
 
     @cached_property
     def regions(self) -> list[dict[str, object]]:
-        """The name and the label of each region (`net_geometry.Region`), in the order in which nnU-Net paints them.
+        """The name and the label of each region (`net_geometry.LabelRegion`), in the order of nnU-Net.
 
         As in its LabelManager (nnunetv2 2.8), regions of the background alone have no channel.
 

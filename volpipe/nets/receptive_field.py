@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Watch:
+class TimeLimit:
     """A limit on the processor time that measuring a net takes, and a log of its progress.
 
     The time is that of the thread that measures, which has a share of all work, and never more than on the wall.
@@ -126,7 +126,7 @@ class Watch:
 def measure_geometry(
     build: Build,
     in_channels: int | None = None,
-    watch: Watch | None = None,
+    watch: TimeLimit | None = None,
     *,
     whole_window: str = "",
     hint: Triple | None = None,
@@ -143,7 +143,7 @@ def measure_geometry(
     """
     import torch
 
-    watch = watch or Watch()
+    watch = watch or TimeLimit()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
@@ -260,7 +260,7 @@ class Probe:
     in_channels: int
     axes: Sequence[AxisSizes]
     sizes: Triple
-    watch: Watch
+    watch: TimeLimit
     base: Triple
     further: list[str] = field(default_factory=list)
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.recipes.segmentation import Objects
+from volpipe.recipes.segmentation import ObjectRules
 from volpipe.segmentation.boundary_maps import FULL
 from volpipe.segmentation.edges import NO_PAIR, Edges, grouped
 
@@ -283,7 +283,7 @@ class Mutex:
 Rule = Mean | Mutex
 
 
-def rule_of(choice: Objects) -> Rule:
+def rule_of(choice: ObjectRules) -> Rule:
     """Return how supervoxels are agglomerated."""
     if choice.agglomerate == "mean":
         return Mean(choice.threshold, choice.small_voxels, choice.small_threshold)

@@ -27,7 +27,7 @@ from volpipe.errors import PlanError
 from volpipe.runs.updates import SHARDS, to_ranges
 from volpipe.segmentation.agglomerate import BATCH, ONE_BY_ONE_BYTES
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.solve import FIRST, NO_OBJECT, Frame, Part, Solved, bytes_needed, solve
+from volpipe.segmentation.solve import FIRST, NO_OBJECT, Frame, GraphPart, Solved, bytes_needed, solve
 from volpipe.segmentation.tasks import (
     DIGEST,
     EDGES,
@@ -63,7 +63,7 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
         sizes = [sum(len(getattr(part, name)) for part in parts) for name in ("table", "joins", "pairs")]
         most_edges = check_size(plan, unit, *sizes)
         part = (parts.pop(0) for _ in range(len(parts)))  # so that nobody else holds them
-        solved = solve(Part.joined(part), frame_of(plan, unit), plan.recipe.objects, most_edges=most_edges)
+        solved = solve(GraphPart.joined(part), frame_of(plan, unit), plan.recipe.objects, most_edges=most_edges)
         job.check_session()
         rest = {name: getattr(solved.rest, name) for name in PART}
         counts = _counts(job, unit, solved)
@@ -98,17 +98,17 @@ def check_size(plan: SegmentPlan, unit: int, num_nodes: int, num_joins: int, num
     return BATCH + int(left // ONE_BY_ONE_BYTES)
 
 
-def _part(job: SegmentJob, unit: int, child: int) -> Part:
+def _part(job: SegmentJob, unit: int, child: int) -> GraphPart:
     """Return the graph of a part of the box `unit`."""
     if job.plan.boxes.level(unit):
-        return Part(**load(job.file(SOLVED, child), PART))
+        return GraphPart(**load(job.file(SOLVED, child), PART))
     return load_block(job, child)
 
 
-def load_block(job: SegmentJob, block: int) -> Part:
+def load_block(job: SegmentJob, block: int) -> GraphPart:
     """Return the graph of `block`."""
     table = load_one(job.file(FRAGMENTS, block), "table")
-    return Part.from_block(block, table, **load(job.file(EDGES, block), PART[4:]))
+    return GraphPart.from_block(block, table, **load(job.file(EDGES, block), PART[4:]))
 
 
 def _counts(job: SegmentJob, unit: int, solved: Solved) -> np.ndarray:

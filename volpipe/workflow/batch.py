@@ -22,7 +22,7 @@ from volpipe.errors import BatchError, RunError, VolpipeError
 from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.inference.plan import Plan
 from volpipe.nets.cache import remembering
-from volpipe.recipes.batch import Dataset, Mistake
+from volpipe.recipes.batch import BatchDataset, Mistake
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
@@ -42,7 +42,7 @@ from volpipe.workflow.plan import FlowPlan, stages_of
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
 MOST_NAMED = 3  # datasets that a sentence is about
-Prepare = Callable[[Dataset], Plan | FlowPlan]
+Prepare = Callable[[BatchDataset], Plan | FlowPlan]
 ROOM = (
     "output_bytes", "output_files", "output_folders", "scratch_bytes", "scratch_files", "scratch_folders", "is_measured"
 )  # fmt: skip  # of what a dataset needs, in its row
@@ -59,7 +59,7 @@ class BatchPlan:
     """
 
     folder: RunFolder
-    datasets: list[Dataset]
+    datasets: list[BatchDataset]
     rows: list[DatasetRow]
     identities: list[str]
     notes: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ OnWork = Callable[[int, str, Progress], None]  # of the row of that number, of t
 
 def plan_batch(
     folder: RunFolder,
-    datasets: Sequence[Dataset],
+    datasets: Sequence[BatchDataset],
     prepare: Prepare,
     *,
     mistakes: Iterable[Mistake] = (),
@@ -92,7 +92,7 @@ def plan_batch(
         BatchError: with every mistake.
     """
     wrong, rows, places = list(mistakes), list[DatasetRow](), _Places()
-    kept: list[tuple[Dataset, str]] = []
+    kept: list[tuple[BatchDataset, str]] = []
     with remembering():
         for number, dataset in enumerate(datasets, 1):
             try:
@@ -132,11 +132,11 @@ def _identity(plan: Plan | FlowPlan) -> str:
     return " ".join(stage.plan.identity for stage in stages_of(plan))
 
 
-def _name(dataset: Dataset) -> str:
+def _name(dataset: BatchDataset) -> str:
     return f"{dataset.volume} ({dataset.line})" if dataset.line else dataset.volume
 
 
-def _row(dataset: Dataset, plan: Plan | FlowPlan, options: RunOptions) -> DatasetRow:
+def _row(dataset: BatchDataset, plan: Plan | FlowPlan, options: RunOptions) -> DatasetRow:
     state, why = _state(plan, options)
     is_done = state == "unchanged" and not options.fresh and not options.updates
     stages = stages_of(plan)
@@ -172,7 +172,7 @@ class _Places:
         self.runs: dict[Path, list[str]] = {}
         self._folders: dict[Path, Path] = {}
 
-    def add(self, dataset: Dataset, plan: Plan | FlowPlan) -> None:
+    def add(self, dataset: BatchDataset, plan: Plan | FlowPlan) -> None:
         """Take note of what a dataset reads and writes."""
         out, name = paths.locate(plan.out), _name(dataset)
         self.outputs.setdefault(self._resolved(out), []).append(name)

@@ -20,7 +20,7 @@ from volpipe.geometry.labels import ignored
 from volpipe.inference.intensity import to_dtype
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.data.degrade import blur, context, gaussian, radius
-from volpipe.training.data.samples import Changes, Sampler, Window
+from volpipe.training.data.samples import Augmentation, Sampler, Window
 from volpipe.training.data.targets import class_targets, signed, tensor_targets
 from volpipe.training.data.volumes import check_classes
 
@@ -54,7 +54,7 @@ class PairMaker:
         pairs = zip(self.sampler.seen_whole, self.sampler.sources, strict=True)
         for is_whole, source in sorted(pairs, key=lambda pair: pair[1].num_bytes):
             if is_whole and source.num_bytes <= room:
-                loaded = self._read(Window(source, source.read_box, Changes()))
+                loaded = self._read(Window(source, source.read_box, Augmentation()))
                 labels = None if loaded.labels is None else loaded.labels.to(self.device)
                 self.held[id(source)] = loaded.voxels.to(self.device), labels
                 room -= source.num_bytes
@@ -149,7 +149,7 @@ def mirrored_part(data: Tensor, box: Box) -> Tensor:
     return data
 
 
-def turned(data: Tensor, changes: Changes) -> Tensor:
+def turned(data: Tensor, changes: Augmentation) -> Tensor:
     """Return `data` (..., z, y, x) flipped, then with y and x exchanged, as `changes` has it."""
     data = data.flip(changes.flips)
     return data.transpose(-1, -2) if changes.swap else data
@@ -246,7 +246,7 @@ def blurred(data: Tensor, deviations: Sequence[float], axes: Sequence[int]) -> T
     return data
 
 
-def _defocused(data: Tensor, changes: Changes) -> Tensor:
+def _defocused(data: Tensor, changes: Augmentation) -> Tensor:
     """Return the inputs (c, z, y, x) of one window, whose slices are blurred along y and x by their own deviations."""
     if changes.slice_blurs is None or not changes.slice_blurs.any():
         return data

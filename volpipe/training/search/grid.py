@@ -21,8 +21,8 @@ from volpipe.training.driver import is_complete
 from volpipe.training.search.trials import (
     SWEEP_FILE,
     Search,
-    Source,
     Trial,
+    TrialSource,
     Values,
     best_trial,
     entries,
@@ -71,14 +71,14 @@ class Sweep(Search):
     def _left(self, folder: Path) -> list[Trial]:
         return [trial for trial in self.trials(folder) if not is_complete(folder / trial.name, trial.recipe)]
 
-    def source(self, folder: Path, search_path: Path) -> Source:
+    def source(self, folder: Path, search_path: Path) -> TrialSource:
         """Return the trials that are not complete, numbered as `folder` has them; see `Search`."""
         trials, left = self.trials(folder), self._left(folder)
         atomic_write(folder / SWEEP_FILE, json.dumps(self._known(folder), indent=1).encode())
         self.check_same(folder, search_path)
         log.info("%d trials, of which %d are done", len(trials), len(trials) - len(left))
         known = [result_of(each, folder / each.name, "waiting" if each in left else "done") for each in trials]
-        return Source(left, [trial.recipe for trial in left], known)
+        return TrialSource(left, [trial.recipe for trial in left], known)
 
     def best(self, folder: Path) -> Path | None:
         return best_trial(folder, self.combinations)

@@ -23,9 +23,9 @@ from volpipe.training.logs import read_scores
 from volpipe.training.search.trials import (
     STUDY,
     Search,
-    Source,
     Trial,
     TrialResult,
+    TrialSource,
     Values,
     best_trial,
     entries,
@@ -162,7 +162,7 @@ class Tuning(Search):
         _check_installed()
         return () if (folder / STUDY).exists() else self.recipes
 
-    def source(self, folder: Path, search_path: Path) -> Source:
+    def source(self, folder: Path, search_path: Path) -> TrialSource:
         _check_installed()
         return Study(self, folder)
 
@@ -174,7 +174,7 @@ def _is_range(value: object) -> bool:
     return isinstance(value, Mapping) and bool(value.keys() & {"low", "high", "log", "choices"})
 
 
-class Study(Source):
+class Study(TrialSource):
     """The trials of a tuning as they are asked for, until there are all, in Optuna's storage in `folder`.
 
     Args:

@@ -108,7 +108,7 @@ class TrialResults(list[TrialResult]):
         return Ending.of_many([row.reason for row in self if row.state not in self.ended], len(self), "trainings")
 
 
-class Source:
+class TrialSource:
     """Where trials come from, with their values: here a list of them.
 
     Attributes:
@@ -188,7 +188,7 @@ class Search(ABC):
         """Return recipes that are still to be trained in `folder`, whose volumes are looked at before."""
 
     @abstractmethod
-    def source(self, folder: Path, search_path: Path) -> Source:
+    def source(self, folder: Path, search_path: Path) -> TrialSource:
         """Return where trials come from in `folder`, which is held.
 
         Raises:
@@ -385,7 +385,7 @@ class Trials:
         log.info("%d of %d trials are done", sum(row.state == "done" for row in rows), len(rows))
         return TrialResults(rows, self.search.ended)
 
-    def _side_by_side(self, source: Source, trials: Iterable[Trial]) -> Steps[None]:
+    def _side_by_side(self, source: TrialSource, trials: Iterable[Trial]) -> Steps[None]:
         """Train `trials` of `source`; the next is asked for when the workers have room.
 
         Raises:
@@ -421,7 +421,7 @@ class Trials:
                     work.folder.path, training, session, lambda step: presence.tell({STAGE: StageNote(step, steps)})
                 )
 
-    def _end(self, source: Source, ended: Ended[None]) -> None:
+    def _end(self, source: TrialSource, ended: Ended[None]) -> None:
         """Hand on how a trial ended."""
         name, error = ended.work.name, ended.error
         if error is not None and not isinstance(error, TrainingFailed):
