@@ -110,7 +110,7 @@ def list_datasets(batch: BatchRecipe) -> tuple[list[BatchDataset], list[Mistake]
     plain: list[BatchDataset] = []
     for volume in batch.volumes:
         with _collected(volume, mistakes):
-            listed = list(_listed(volume, mistakes))
+            listed = list(_datasets_of_entry(volume, mistakes))
             (tables if volume.lower().endswith(".csv") else plain).extend(listed)
     own = {str(_place(table.volume)) for table in tables}
     datasets = [dataset for dataset in plain if str(_place(dataset.volume)) not in own] + tables
@@ -118,7 +118,7 @@ def list_datasets(batch: BatchRecipe) -> tuple[list[BatchDataset], list[Mistake]
     for dataset in datasets:
         with _collected(dataset.volume, mistakes):
             named = replace(dataset, recipe=dataset.recipe or batch.recipe)
-            whole.append(replace(named, out=str(_place(_fill(dataset.out or template(batch.out), named)))))
+            whole.append(replace(named, out=str(_place(_named_output(dataset.out or template(batch.out), named)))))
     if not datasets and not mistakes:
         mistakes.append(("volumes", "the batch names no volume; give volumes, or a [[dataset]]"))
     return whole, mistakes
@@ -173,7 +173,7 @@ def check_keys(names: Sequence[str] | Mapping[str, str]) -> None:
             )
 
 
-def _listed(volume: str, mistakes: list[Mistake]) -> Iterator[BatchDataset]:
+def _datasets_of_entry(volume: str, mistakes: list[Mistake]) -> Iterator[BatchDataset]:
     """Yield the datasets that an entry of `volumes` stands for."""
     path = path_of(volume)
     if "://" not in volume and path.suffix.lower() in LISTS and not glob.has_magic(volume):
@@ -300,7 +300,7 @@ def home(out: str) -> Location:
     return _place(f"{folder}?{settings}" if settings and "://" in out else folder)
 
 
-def _fill(template: str, dataset: BatchDataset) -> str:
+def _named_output(template: str, dataset: BatchDataset) -> str:
     fields = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
     if unknown := sorted(fields - set(FIELDS)):
         raise RecipeError(

@@ -269,14 +269,14 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return the sizes of objects as well; see `OutputWork`."""
-        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
+        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._size_pictures, "Objects")]
 
     def subject(self, array: SegmentPlan, schedule: Schedule) -> Subject | None:
         assert isinstance(schedule, SegmentSchedule)
         at = middle_of_done(self.plan.blocks, schedule.paint.done)
         return Subject(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
 
-    def _sizes(self) -> list[Item]:
+    def _size_pictures(self) -> list[Item]:
         objects = objects_of(self.folder)
         if objects is None:
             return [Note("The objects are not known yet.")]
@@ -343,7 +343,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         job = SegmentJob(str(self.folder.path), plan.identity, session.name)
         tasks.prepare(job)
         if not any(stage.num_done for stage in schedule.stages):
-            yield from self._estimate(pool)
+            yield from self._forecast(pool)
         submit = partial(submitter, pool, job)
         yield from session.finish(schedule, submit, only=("pieces", "edges"))
         if schedule.edges.num_done == schedule.edges.num_units:
@@ -363,7 +363,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             yield from session.finish(schedule, submit, only=rest)
         return self._report(session, schedule.missing(session.reasons), time.perf_counter() - began)
 
-    def _estimate(self, pool: WorkerPool) -> Steps[None]:
+    def _forecast(self, pool: WorkerPool) -> Steps[None]:
         planned = Planned(
             self.plan.identity, memory_bytes=WORKER_BYTES + self.plan.task_bytes, scratch_bytes=self.plan.scratch_bytes,
             output_bytes=sum(math.prod(self.plan.level_shape(i)) for i in range(len(self.plan.factors)))

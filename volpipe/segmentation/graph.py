@@ -58,7 +58,7 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
 
     def one(unit: int) -> None:
         plan, boxes = job.plan, job.plan.boxes
-        parts = [_part(job, unit, child) for child in boxes.children(unit)]
+        parts = [_part_of_box(job, unit, child) for child in boxes.children(unit)]
         splits = np.cumsum([len(part.table) for part in parts])
         sizes = [sum(len(getattr(part, name)) for part in parts) for name in ("table", "joins", "pairs")]
         most_edges = check_size(plan, unit, *sizes)
@@ -66,7 +66,7 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
         solved = solve(GraphPart.joined(part), frame_of(plan, unit), plan.recipe.objects, most_edges=most_edges)
         job.check_session()
         rest = {name: getattr(solved.rest, name) for name in PART}
-        counts = _counts(job, unit, solved)
+        counts = _counts_by_slab(job, unit, solved)
         save(
             job.file(SOLVED, unit), is_kept=False, **rest, target=solved.target, splits=splits, objects=solved.objects,
             counts=counts,
@@ -98,7 +98,7 @@ def check_size(plan: SegmentPlan, unit: int, num_nodes: int, num_joins: int, num
     return BATCH + int(left // ONE_BY_ONE_BYTES)
 
 
-def _part(job: SegmentJob, unit: int, child: int) -> GraphPart:
+def _part_of_box(job: SegmentJob, unit: int, child: int) -> GraphPart:
     """Return the graph of a part of the box `unit`."""
     if job.plan.boxes.level(unit):
         return GraphPart(**load(job.file(SOLVED, child), PART))
@@ -111,7 +111,7 @@ def load_block(job: SegmentJob, block: int) -> GraphPart:
     return GraphPart.from_block(block, table, **load(job.file(EDGES, block), PART[4:]))
 
 
-def _counts(job: SegmentJob, unit: int, solved: Solved) -> np.ndarray:
+def _counts_by_slab(job: SegmentJob, unit: int, solved: Solved) -> np.ndarray:
     """Return how many of the final objects of `unit`, and of the boxes in it, begin in each slab."""
     boxes = job.plan.boxes
     counts = np.bincount(solved.objects[:, FIRST] // boxes.slab, minlength=boxes.num_slabs)
@@ -159,7 +159,7 @@ def name_fragments(job: SegmentJob, units: Sequence[int]) -> Record[None]:
     def one(unit: int) -> None:
         plan, boxes = job.plan, job.plan.boxes
         solved = load(job.file(SOLVED, unit), ("target", "splits"))
-        labels = _labels(job, unit, solved["target"]).astype(plan.dtype)
+        labels = _labels_of_nodes(job, unit, solved["target"]).astype(plan.dtype)
         names = {
             str(c): part for c, part in zip(boxes.children(unit), np.split(labels, solved["splits"][:-1]), strict=True)
         }
@@ -174,7 +174,7 @@ def name_fragments(job: SegmentJob, units: Sequence[int]) -> Record[None]:
     return work_each("name", units, one, check=job.check_session, reporter=job.reporter(job.plan.boxes.box))
 
 
-def _labels(job: SegmentJob, unit: int, target: np.ndarray) -> np.ndarray:
+def _labels_of_nodes(job: SegmentJob, unit: int, target: np.ndarray) -> np.ndarray:
     """Return the label of each node that became `target`, as in Solved."""
     boxes, nothing = job.plan.boxes, np.zeros(0, np.int64)
     parts = (load(job.file(NUMBERS, slab), (str(unit),)) for slab in boxes.slabs(unit))

@@ -102,8 +102,8 @@ def fine_tuning(
     if recipe.train.steps != steps:
         recipe = _typed(start, data, settings, recipe.train.steps)
     if old is not None and old.data[0].path == recipe.data[0].path:
-        return _filled(recipe, start, old)
-    return _filled(recipe, start, _chosen(recipe, start, search_path))
+        return _with_values_of(recipe, start, old)
+    return _with_values_of(recipe, start, _with_choices(recipe, start, search_path))
 
 
 def _typed(start: StartingWeights, data: Data, settings: Sequence[str], steps: int) -> TrainRecipe:
@@ -118,7 +118,7 @@ def _typed(start: StartingWeights, data: Data, settings: Sequence[str], steps: i
     return typed(TrainRecipe, tree, f"the fine-tuning of {start.name}", settings)
 
 
-def _filled(recipe: TrainRecipe, start: StartingWeights, known: TrainRecipe) -> TrainRecipe:
+def _with_values_of(recipe: TrainRecipe, start: StartingWeights, known: TrainRecipe) -> TrainRecipe:
     """Return `recipe` with what `known` has, where no setting says otherwise."""
     first, changes = recipe.data[0], dict[str, object]()
     if first.held_out == OPEN:
@@ -131,7 +131,7 @@ def _filled(recipe: TrainRecipe, start: StartingWeights, known: TrainRecipe) -> 
     return recipe.model_copy(update=changes)
 
 
-def _chosen(recipe: TrainRecipe, start: StartingWeights, search_path: str) -> TrainRecipe:
+def _with_choices(recipe: TrainRecipe, start: StartingWeights, search_path: str) -> TrainRecipe:
     """Return `recipe` with a held-out box, grey levels and noise for its volume; the first two are said.
 
     Raises:

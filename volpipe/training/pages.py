@@ -54,7 +54,7 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     training = Training.load(folder.path)
     if training is None:
         raise RunError(f"{folder.path} holds no training")
-    recipe, entries, newest = training.recipe, _entries(folder.path), newest_step(folder.path)
+    recipe, entries, newest = training.recipe, _log_entries(folder.path), newest_step(folder.path)
     schedule = Schedule(Stage(STAGE, recipe.train.ranks, marked=False))
     taken = Taken.read(folder, lambda: schedule, (RankResult,))
     done = max([newest, *(int(entry["step"]) for entry in entries[-1:])])
@@ -93,7 +93,7 @@ def changed_keys(recipe: RecipeSection) -> dict[str, str]:
     return entries
 
 
-def _entries(folder: Path) -> list[dict[str, Any]]:  # Any: JSON
+def _log_entries(folder: Path) -> list[dict[str, Any]]:  # Any: JSON
     """Return the log of a training; none where it is damaged, which its own page says nothing of."""
     try:
         return list(read_log(folder))
@@ -178,7 +178,7 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
     step = max(predictions)
     names = {"Before": 0, "Prediction": step} if step and 0 in predictions else {"Prediction": step}
     volumes = {"Input": SOURCE_KEY} | {name: predictions[at] for name, at in names.items()} | {"Truth": TRUTH_KEY}
-    windows = {name: _windows(open_volume(folder / TENSORS, key)) for name, key in volumes.items()}
+    windows = {name: _shown_windows(open_volume(folder / TENSORS, key)) for name, key in volumes.items()}
     is_coarse = windows["Input"].shape[2] < windows["Truth"].shape[2]  # fewer slices: seen from the side
     limits = _limits(windows, recipe)
     seen = "from the side, xz," if is_coarse else "in their middle slice, xy,"
@@ -205,7 +205,7 @@ def _predictions(folder: Path) -> dict[int, str]:
     return {int(path.name): str(path.relative_to(folder / TENSORS)) for path in paths}
 
 
-def _windows(volume: Volume) -> np.ndarray:
+def _shown_windows(volume: Volume) -> np.ndarray:
     """Return some windows (n, c, z, y, x), at most three channels of each."""
     window = math.prod(volume.shape[1:]) * volume.dtype.itemsize
     num = max(1, min(MOST_WINDOWS, volume.shape[0], MOST_BYTES // window))

@@ -29,14 +29,14 @@ MOST_TRIALS, MOST_POINTS = 200, 40  # whose scores are read; points of a curve, 
 def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     """Return the report of the trials in `folder`, while they are trained as well."""
     path = folder.path
-    rows = _rows(path)
+    rows = _trial_rows(path)
     done = sum(row["state"] == "done" for row in rows)
     is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
     tally, names = Tally(), [str(row["trial"]).zfill(3) for row in rows]
     for name in names[:MOST_JOURNALS]:
         tally.read(path / name / folder.journal.name, prefix=f"{name} ")
     facts = {"trials": f"{len(rows):,}, {done:,} of them done"}
-    table = Section("Trials", [_sheet(path, rows) if rows else Note("No trial has begun.")])
+    table = Section("Trials", [_trial_sheet(path, rows) if rows else Note("No trial has begun.")])
     charts = [Draft("Scores of trials", lambda: trial_items(path), "Scores of trials")] if with_pictures else []
     what = f"{count(len(rows), 'training')} side by side."
     parts = Parts(path.name, what, facts, pictures=charts, sections=[table])
@@ -52,7 +52,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:  # Any: JSON
         return []
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:  # Any: JSON
+def _trial_rows(path: Path) -> list[dict[str, Any]]:  # Any: JSON
     """Return the table that a session left, and those trials that only their folders know."""
     rows = read_table(path)
     known = {str(row["trial"]).zfill(3) for row in rows}
@@ -66,7 +66,7 @@ def _row_of(folder: Path) -> dict[str, Any]:
     return {"trial": int(folder.name), "steps": newest_step(folder), "state": state}
 
 
-def _sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
+def _trial_sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
     values = list(dict.fromkeys(key for row in rows for key in row if key not in FIXED))
     ordered = sorted(rows, key=lambda row: (row.get("score") is None, -(row.get("score") or 0.0), row["trial"]))
     lines = []
@@ -75,16 +75,13 @@ def _sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
         report = path / name / REPORT
         trial: object = Link(name, f"{name}/{REPORT}") if report.is_file() else name
         seconds = brief(row["seconds"]) if row.get("seconds") is not None else ""
-        own = [_text(row.get(key)) for key in values]
-        lines.append(
-            (trial, *own, row.get("steps"), _text(row.get("loss")), _text(row.get("score")), seconds, row.get("state"),
-             row.get("reason") or "")
-        )  # fmt: skip
+        own, scores = ([_cell_text(row.get(key)) for key in keys] for keys in (values, ("loss", "score")))
+        lines.append((trial, *own, row.get("steps"), *scores, seconds, row.get("state"), row.get("reason") or ""))
     names = ("trial", *values, "steps", "loss", "score", "time of steps", "state", "reason")
     return Sheet("", names, lines, "The best score first: PSNR in dB, or area under the curve, of held-out samples.")
 
 
-def _text(value: object) -> str:
+def _cell_text(value: object) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
