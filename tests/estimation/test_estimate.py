@@ -27,7 +27,7 @@ from volpipe.estimation.limits import Limits, check_limits
 from volpipe.estimation.memory import CUDA_BYTES, array_bytes, memory_bytes
 from volpipe.geometry.grid import Box, Triple, mirror
 from volpipe.inference.plan import Plan
-from volpipe.inference.scratch import PARTS, Tensors
+from volpipe.inference.scratch import PARTS, ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.schedule import RunSchedule
@@ -268,14 +268,14 @@ def test_scratch_is_never_above_what_was_planned_for_it(
 
     for module in ("blockwise.phase", "estimation.estimate"):
         monkeypatch.setattr(f"volpipe.{module}.bundle_size", size)
-    inodes, discard = list[int](), Tensors.discard_sum
+    inodes, discard = list[int](), ScratchTensors.discard_sum
 
-    def counting(tensors: Tensors, block: int, part: int) -> None:
+    def counting(tensors: ScratchTensors, block: int, part: int) -> None:
         arrays = [tensors.sums_path / tensors.sums_key / name / "c" for name in PARTS]
         inodes.append(sum(len(names) + len(files) for each in arrays for _, names, files in os.walk(each)))
         discard(tensors, block, part)
 
-    monkeypatch.setattr(Tensors, "discard_sum", counting)
+    monkeypatch.setattr(ScratchTensors, "discard_sum", counting)
     plan = made(tmp_path, "hann", "streamed")
     found = preview(plan, Inline(slots=slots).start).estimate
     assert 0 < report_of(plan, slots).most_scratch_bytes <= found.scratch_bytes

@@ -36,7 +36,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output, finish, read_voxels, write_voxels
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.inference.runner import load_runner, smaller_windows
-from volpipe.inference.scratch import Tensors, factor
+from volpipe.inference.scratch import ScratchTensors, factor
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
@@ -186,8 +186,8 @@ def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
     path.mkdir(parents=True)
     RunFolder(path).store(own)
     create_output(own, {})
-    Tensors(own, path).create()
-    Tensors(_stored(own), path).create()
+    ScratchTensors(own, path).create()
+    ScratchTensors(_stored(own), path).create()
     return Job(str(path), own.identity).of(normalise)
 
 
@@ -389,7 +389,7 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
         blocks, window_seconds = blocks[:1], FACTOR_SECONDS * math.prod(job.plan.window)
         if window_seconds * len(job.plan.lattice.windows_of(blocks[0])) > MOST_FACTOR_SECONDS:
             return window_seconds, upper_bounds(job.plan).window_bytes
-    tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
+    tensors, volume = ScratchTensors(stored, Path(job.folder)), worker.open_source(job)
     with stopwatch() as clock:
         for block in blocks:
             factor(Selection(stored), volume, job.normalise, tensors, block)

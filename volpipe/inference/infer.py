@@ -21,9 +21,9 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.reassemble import BlockWriter, Outcome
 from volpipe.inference.runner import Bus, Runner, load_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import Batch, SlabsOf, Voxels, WindowSource, ahead, batches
+from volpipe.inference.windows import SlabsOf, Voxels, WindowBatch, WindowSource, ahead, batches
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ BATCHES_AHEAD, SLABS_AHEAD = 2, 0  # beside the next one
 def infer(
     selection: Selection,
     normalise: Affine,
-    tensors: Tensors,
+    tensors: ScratchTensors,
     source: WindowSource,
     blocks: Sequence[int],
     *,
@@ -110,7 +110,7 @@ def block_sums(
                     del rolling
                 for part in batch.parts(runner.batch):
                     with runner.computing():
-                        _add(growing, runner, part, voxels)
+                        _add_windows(growing, runner, part, voxels)
                     on_windows(len(part.numbers))
             except Exception as raised:
                 error = runner.explain(raised)
@@ -125,7 +125,7 @@ def block_sums(
             growing = None
 
 
-def _add(growing: BlockSum, runner: Runner, batch: Batch, voxels: torch.Tensor) -> None:
+def _add_windows(growing: BlockSum, runner: Runner, batch: WindowBatch, voxels: torch.Tensor) -> None:
     """Add the windows of `batch`, which are cut from `voxels` on the device, to the sum of their block."""
     assert batch.voxels is not None
     plan = growing.plan
@@ -161,7 +161,9 @@ def _in_type(outs: torch.Tensor, plan: Plan) -> torch.Tensor:
     )
 
 
-def lifted(incoming: Iterable[Batch], bus: Bus, *, as_stored: bool) -> Iterator[tuple[Batch, torch.Tensor | None]]:
+def lifted(
+    incoming: Iterable[WindowBatch], bus: Bus, *, as_stored: bool
+) -> Iterator[tuple[WindowBatch, torch.Tensor | None]]:
     """Yield each batch with its voxels on the device of `bus`, to which an array goes once; None with an error.
 
     Those that do not go through the net `as_stored` must fit float32.

@@ -99,8 +99,16 @@ class Affine:
         Raises:
             VolpipeError: with the largest.
         """
-        if (self.shift, self.scale) == (0.0, 1.0):
-            _check_fits(data)
+        is_identity, is_wide = (self.shift, self.scale) == (0.0, 1.0), data.dtype.itemsize > 2
+        if not (is_identity and is_wide and data.dtype.kind in "iu" and data.size):
+            return
+        largest = max(abs(int(data.min())), abs(int(data.max())))
+        if largest > LARGEST_WHOLE:
+            raise VolpipeError(
+                f"a voxel is {largest:,}; nets see float32, in which whole numbers above {LARGEST_WHOLE:,} are "
+                "rounded: labels as large cannot go through one (`volpipe convert` copies them); of an image give "
+                "normalise.low and high"
+            )
 
 
 def is_tensor(data: object) -> bool:
@@ -126,18 +134,6 @@ def constant(data: Array, value: float | tuple[float, ...]) -> Array:
     return number
 
 
-def _check_fits(data: np.ndarray) -> None:
-    """Refuse whole numbers that float32 would round."""
-    if data.dtype.kind in "iu" and data.dtype.itemsize > 2 and data.size:
-        largest = max(abs(int(data.min())), abs(int(data.max())))
-        if largest > LARGEST_WHOLE:
-            raise VolpipeError(
-                f"a voxel is {largest:,}; nets see float32, in which whole numbers above {LARGEST_WHOLE:,} are "
-                "rounded: labels as large cannot go through one (`volpipe convert` copies them); of an image give "
-                "normalise.low and high"
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Nonfinite:
     """Numbers of voxels that are NaN, and that are infinite."""
@@ -159,7 +155,7 @@ class Nonfinite:
 ALL_FINITE = Nonfinite()
 
 
-class Tally:
+class ClippedVoxels:
     """Number of voxels that were clipped to the range of the type that they were cast to."""
 
     def __init__(self) -> None:
@@ -176,7 +172,7 @@ class Tally:
             self.clipped += int(of.count_nonzero(rounded < low)) + int(of.count_nonzero(rounded > top))
 
 
-def to_dtype(data: Array, dtype: np.dtype, tally: Tally | None = None) -> Array:
+def to_dtype(data: Array, dtype: np.dtype, tally: ClippedVoxels | None = None) -> Array:
     """Return float32 `data` of any shape as `dtype`; integers are rounded half to even, then clipped to their range.
 
     `tally` counts the voxels that were clipped. Whoever has a tensor knows that it is finite: nobody looks here.
@@ -187,7 +183,13 @@ def to_dtype(data: Array, dtype: np.dtype, tally: Tally | None = None) -> Array:
     if dtype.kind == "f":
         return _typed(data, dtype)
     if not is_tensor(data):
-        _check_finite(np.asarray(data), dtype)
+        voxels = np.asarray(data)
+        num_bad = int(voxels.size - np.count_nonzero(np.isfinite(voxels)))
+        if num_bad:
+            raise VolpipeError(
+                f"{num_bad} of {voxels.size} output voxels are NaN or infinite and {dtype} cannot hold them; "
+                "mend the net, or set output.dtype to float32 to see them"
+            )
     info = np.iinfo(dtype)
     # float32 cannot hold the ends of 32- and 64-bit ranges: clip in float64, then once more as integers would wrap.
     exact = data if dtype.itemsize < 4 else _typed(data, np.dtype(np.float64))
@@ -198,15 +200,6 @@ def to_dtype(data: Array, dtype: np.dtype, tally: Tally | None = None) -> Array:
         tally.add(rounded, low, max(top, float(np.float32(top))))  # float32 has the top of 32 bits as one more
     clipped: Array = library(rounded).clip(rounded, low, top, out=rounded)
     return _typed(clipped, dtype)
-
-
-def _check_finite(data: np.ndarray, dtype: np.dtype) -> None:
-    num_bad = int(data.size - np.count_nonzero(np.isfinite(data)))
-    if num_bad:
-        raise VolpipeError(
-            f"{num_bad} of {data.size} output voxels are NaN or infinite and {dtype} cannot hold them; "
-            "mend the net, or set output.dtype to float32 to see them"
-        )
 
 
 def _typed(data: Array, dtype: np.dtype) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 
 from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
-from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
+from volpipe.inference.intensity import ALL_FINITE, Affine, ClippedVoxels, Nonfinite
 from volpipe.inference.output import (
     ShardFile,
     append_voxels,
@@ -32,7 +32,7 @@ from volpipe.inference.output import (
     summed_layers,
     writing_shard,
 )
-from volpipe.inference.scratch import SumStream, Tensors
+from volpipe.inference.scratch import ScratchTensors, SumStream
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import WindowSource
 from volpipe.volumes.storage.requests import in_turn
@@ -80,7 +80,7 @@ Outcome = tuple[int, Exception | BlockResult]  # of a block
 
 
 def _destinations(
-    selection: Selection, tensors: Tensors, block: int
+    selection: Selection, tensors: ScratchTensors, block: int
 ) -> tuple[Mapping[int, Sequence[int]], Collection[int] | None]:
     """Return the shards that `block` finishes now, each with the blocks that add to it, ascending; and the shards that
     the rest of its sum, in scratch, leaves out, None where there is no rest.
@@ -103,7 +103,7 @@ def _destinations(
 
 
 def _summed(
-    selection: Selection, tensors: Tensors, done: BlockSum, box: Box, blocks: Sequence[int], tally: Tally
+    selection: Selection, tensors: ScratchTensors, done: BlockSum, box: Box, blocks: Sequence[int], tally: ClippedVoxels
 ) -> np.ndarray:
     """Return the sums of `blocks` in `box` as they will be stored, (c, z, y, x); `tally` counts the clipped voxels.
 
@@ -132,7 +132,7 @@ class BlockFiles:
     goes to scratch. Shards without a selected voxel, and those that were written before, do not count.
     """
 
-    def __init__(self, selection: Selection, tensors: Tensors, block: int) -> None:
+    def __init__(self, selection: Selection, tensors: ScratchTensors, block: int) -> None:
         closed, stored = _destinations(selection, tensors, block)
         parts = zip(selection.arrays, tensors.arrays, strict=True)
         self._arrays = [_ArrayFiles(*part, block, closed, stored) for part in parts]
@@ -169,7 +169,7 @@ class _ArrayFiles:
     def __init__(
         self,
         selection: Selection,
-        tensors: Tensors,
+        tensors: ScratchTensors,
         block: int,
         closed: Mapping[int, Sequence[int]],
         stored: Collection[int] | None,
@@ -177,7 +177,7 @@ class _ArrayFiles:
         self.selection, self.tensors = selection, tensors
         self._shards = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
         self._rest = None if stored is None else SumStream(tensors, block, stored)
-        self._bad, self._tallies, self._clipped = ALL_FINITE, defaultdict[int, Tally](Tally), 0
+        self._bad, self._tallies, self._clipped = ALL_FINITE, defaultdict[int, ClippedVoxels](ClippedVoxels), 0
         self._error: Exception | None = None
 
     def add(self, done: BlockSum) -> None:
@@ -191,15 +191,15 @@ class _ArrayFiles:
     def _writes(self, done: BlockSum) -> Iterator[Callable[[], None]]:
         """Yield what writes each next layer of each shard, which is made by then."""
         for shard, (file, blocks) in self._shards.items():
-            for box, data in self._layers(shard, file.position, blocks, done):
-                yield partial(self._write, file, box, data)
+            for box, data in self._determined_layers(shard, file.position, blocks, done):
+                yield partial(self._append, file, box, data)
 
-    def _write(self, file: ShardFile, box: Box, data: np.ndarray) -> None:
+    def _append(self, file: ShardFile, box: Box, data: np.ndarray) -> None:
         append_voxels(self.selection.plan, file, box, data)
         if len(self._shards) > 1:
             file.settle()
 
-    def _layers(
+    def _determined_layers(
         self, shard: int, position: int, blocks: Sequence[int], done: BlockSum
     ) -> Iterator[tuple[Box, np.ndarray]]:
         """Yield the layers of `shard` from `position` on that `done` determines, as they will be stored."""
@@ -251,7 +251,7 @@ class BlockWriter:
     """
 
     def __init__(
-        self, selection: Selection, tensors: Tensors, source: WindowSource, before_write: Callable[[], None]
+        self, selection: Selection, tensors: ScratchTensors, source: WindowSource, before_write: Callable[[], None]
     ) -> None:
         self.selection, self.tensors, self.source, self.before_write = selection, tensors, source, before_write
         self.failed = set[int]()
@@ -272,7 +272,7 @@ class BlockWriter:
 
     def submit(self, done: BlockSum) -> None:
         """Let `done` be written."""
-        self._writing.append((done.block, self._writer.submit(self._write, done)))
+        self._writing.append((done.block, self._writer.submit(self._write_slab, done)))
 
     def written(self, but: int) -> Iterator[Outcome]:
         """Yield what became of blocks whose writing is over, and wait for the writing of all but so many slabs."""
@@ -292,7 +292,7 @@ class BlockWriter:
             outcome = _outcome(future)
             yield block, outcome
 
-    def _write(self, done: BlockSum) -> Future[BlockResult] | None:
+    def _write_slab(self, done: BlockSum) -> Future[BlockResult] | None:
         """Write `done`, and return what its block will have given; None while slabs follow, or if it has failed."""
         block = done.block
         if block in self.failed:
@@ -307,12 +307,12 @@ class BlockWriter:
                 self._closer.submit(files.persist)
                 return None
             fingerprint = self.source.fingerprint(block)
-        closed = self._closer.submit(self._close, block, fingerprint)
+        closed = self._closer.submit(self._close_files, block, fingerprint)
         if self.selection.plan.num_sums:  # the next block looks for what this one left
             wait([closed])
         return closed
 
-    def _close(self, block: int, fingerprint: str) -> BlockResult:
+    def _close_files(self, block: int, fingerprint: str) -> BlockResult:
         """Put the files of `block` in their places, whose slabs were all written."""
         with self._giving_up(block):
             self.before_write()  # the last slab may have taken long
@@ -347,7 +347,7 @@ def _outcome(future: Future[R]) -> R | Exception:
 
 
 def reassemble(
-    selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally
+    selection: Selection, normalise: Affine, tensors: ScratchTensors, shard: int, tally: ClippedVoxels
 ) -> Callable[[], str]:
     """Return what writes `shard` of level 0, and returns its checksums; `tally` counts the clipped voxels.
 
@@ -360,7 +360,7 @@ def reassemble(
 
 
 def _reassemble_array(
-    selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally
+    selection: Selection, normalise: Affine, tensors: ScratchTensors, shard: int, tally: ClippedVoxels
 ) -> Callable[[], str]:
     """Return what writes `shard` of one array; see `reassemble`."""
     plan = selection.plan

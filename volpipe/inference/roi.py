@@ -180,7 +180,7 @@ def lay_mask(mask: Volume, volume: Volume) -> Mask:
                 f"mask {mask}, axis {axis}: {m} voxels of {s:g} of the volume's cover {a:g} to {a + m * s:g}, the "
                 f"volume is 0 to {n}: {where}; use a mask that lies within it, or correct its voxel size and origin"
             )
-    sides = [_side(*each) for each in zip(sizes, shape, start, step, strict=True)]
+    sides = [_covered(*each) for each in zip(sizes, shape, start, step, strict=True)]
     inside = triple(low for low, _ in sides), triple(high for _, high in sides)
     is_all = inside == ((0, 0, 0), sizes)
     return Mask(path=mask.path, key=mask.key, shape=shape, step=step, start=start, inside=None if is_all else inside)
@@ -194,7 +194,7 @@ def _slack(step: float) -> float:
     return abs(step - 1) + 0.01
 
 
-def _side(size: int, length: int, start: float, step: float) -> tuple[int, int]:
+def _covered(size: int, length: int, start: float, step: float) -> tuple[int, int]:
     """Return the voxels of a volume of `size`, along an axis, that a mask of `length` voxels covers."""
     low = 0 if start <= _slack(step) / 2 else math.floor(start + SLIVER)
     stop = start + length * step

@@ -158,7 +158,7 @@ class Runner:
         net_choice, search_path = plan.recipe.net, plan.search_path
         # Windows that are tried where memory is short could make a net of volumes one of slices.
         built = build(net_choice, search_path, facts=plan.net)
-        net, identity = built.net, _identity(built, plan)
+        net, identity = built.net, _built_identity(built, plan)
         weights, code = weights_digest(net_choice, net, search_path), code_hash(net_choice.name, search_path)
         net = net.to(device)
         if plan.channels_last:
@@ -212,23 +212,18 @@ class Runner:
             except Exception as error:
                 if batch == 1 or not is_shortage(error):
                     raise
-            self._halve(batch)
+            # Fewer still where another thread found that as well.
+            self.batch = min(self.batch, batch // 2)
+            log.warning(
+                "%d windows of %s need more memory than %s has; from now on this worker computes %d at a time",
+                batch, list(self.plan.window), self.device, self.batch,
+            )  # fmt: skip
+            if self.bus.is_gpu:
+                torch.cuda.empty_cache()
         expected = (len(windows), self.plan.net.out_channels, *self.plan.net.output_shape(windows.shape[2:]))
         if out.shape != expected:
             raise ValueError(f"net {self.plan.net.label} gave {tuple(out.shape)}, declared is {expected}")
         return out
-
-    def _halve(self, batch: int) -> None:
-        """Take half as many windows per call as `batch` from now on, or fewer where another thread was told so too."""
-        import torch
-
-        self.batch = min(self.batch, batch // 2)
-        log.warning(
-            "%d windows of %s need more memory than %s has; from now on this worker computes %d at a time",
-            batch, list(self.plan.window), self.device, self.batch,
-        )  # fmt: skip
-        if self.bus.is_gpu:
-            torch.cuda.empty_cache()
 
     def _whole_batch(self, windows: torch.Tensor, batch: int) -> torch.Tensor:
         """Return the output of the net for `windows`, to which empty ones are added up to a whole `batch`.
@@ -238,15 +233,15 @@ class Runner:
         """
         missing = batch - len(windows)
         if missing <= 0 or self._takes_as_they_are(windows):
-            return self._run(windows)
+            return self._compute(windows)
         import torch
 
-        return self._run(torch.cat([windows, windows.new_zeros((missing, *windows.shape[1:]))]))[: len(windows)]
+        return self._compute(torch.cat([windows, windows.new_zeros((missing, *windows.shape[1:]))]))[: len(windows)]
 
     def _takes_as_they_are(self, windows: torch.Tensor) -> bool:
         return self.plan.is_as_stored or not windows.is_floating_point()
 
-    def _run(self, windows: torch.Tensor) -> torch.Tensor:
+    def _compute(self, windows: torch.Tensor) -> torch.Tensor:
         import torch
 
         assert self._net is not None
@@ -299,7 +294,7 @@ class Runner:
     def try_window(self, windows: np.ndarray) -> None:
         """Run the net over `windows` (n, c, z, y, x), float32, of any shape that it takes, and drop the output."""
         try:
-            out = self._run(self.bus.up(windows))
+            out = self._compute(self.bus.up(windows))
             self.bus.down(lambda: out.flatten()[:1], self.bus.mark())
         except Exception as error:
             raise self.explain(error) from error
@@ -317,7 +312,7 @@ class Runner:
         enough = max(1, ENOUGH_VOXELS // math.prod(self.plan.window))
         most = min(LARGEST_BATCH, enough, self.plan.slab * math.prod(self.plan.lattice.places[1:]))
         try:
-            size = largest_that_fits(lambda size: self._fits(self.plan.window, size), most)
+            size = largest_that_fits(lambda size: self._fits_memory(self.plan.window, size), most)
         except MemoryError as error:
             raise self.explain(error) from error
         self._spans.clear()
@@ -329,16 +324,16 @@ class Runner:
         if not is_shortage(error):
             return error
         if not self._advice:  # it costs some windows
-            self._advice = suggest_window(self.plan, self.batch, self.device, self._fits)
+            self._advice = suggest_window(self.plan, self.batch, self.device, self._fits_memory)
         shortage = MemoryError(self._advice)
         shortage.__cause__ = error
         return shortage
 
-    def _fits(self, window: tuple[int, int, int], batch: int) -> bool:
+    def _fits_memory(self, window: tuple[int, int, int], batch: int) -> bool:
         import torch
 
         try:
-            self._run(torch.zeros((batch, self.plan.source.num_channels, *window), device=self.device))
+            self._compute(torch.zeros((batch, self.plan.source.num_channels, *window), device=self.device))
             if self.bus.is_gpu:
                 torch.cuda.synchronize()
         except Exception as error:
@@ -365,7 +360,7 @@ def autocast(device: str, precision: str) -> torch.autocast:
     return torch.autocast(device, dtype, enabled=dtype is not None)
 
 
-def _identity(built: Built, plan: Plan) -> NetIdentity:
+def _built_identity(built: Built, plan: Plan) -> NetIdentity:
     """Return what tells the net of `plan`, as it was built here, from others."""
     if not plan.net.dtype:
         return built.identified(plan.net)

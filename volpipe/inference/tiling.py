@@ -69,9 +69,9 @@ def choose_windows(
             )
         if at_edge and is_cropped:
             _check_length(axis, shape[i], net)
-            _check_fits(axis, window[i], shape[i], lost[i])
+            _check_length_of_window(axis, window[i], shape[i], lost[i])
     if choice.shape == "auto" and not at_edge:
-        fitted = map(max, least_window, _fitted(window, overlap, net.stride, shape))
+        fitted = map(max, least_window, _least_covering(window, overlap, net.stride, shape))
         window = triple(only - n if only else size for only, size, n in zip(net.fixed, fitted, lost, strict=True))
     return (
         triple(w + n for w, n in zip(window, lost, strict=True)),
@@ -111,7 +111,7 @@ def _check_fixed(window: Triple, net: NetFacts) -> None:
             )
 
 
-def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
+def _least_covering(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
     """Return the smallest window of which as many cover the volume, where `window` would reach far past its end."""
 
     def fit(window: int, overlap: int, stride: int, size: int) -> int:
@@ -228,7 +228,7 @@ def _check_length(axis: str, size: int, net: NetFacts) -> None:
         )
 
 
-def _check_fits(axis: str, window: int, size: int, lost: int) -> None:
+def _check_length_of_window(axis: str, window: int, size: int, lost: int) -> None:
     """Refuse cropped windows at the edge that are longer than the volume: zeros around it would change the output."""
     if window > size:
         raise PlanError(

@@ -23,7 +23,7 @@ from volpipe.blockwise.journal import Kinds
 from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError, VolpipeError
-from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.inference.output_plan import OutputPlan, SourceVolume
 from volpipe.inference.plan import Plan
 from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, filled, sections_of
@@ -200,7 +200,7 @@ def session_facts(folder: RunFolder) -> list[tuple[str, float]]:
         return []
 
 
-def volume_line(source: Source) -> str:
+def volume_line(source: SourceVolume) -> str:
     """Return what a volume is: place, shape, type, voxel size."""
     channels = f"{count(source.num_channels, 'channel')} of " if source.num_channels > 1 else ""
     place = f"{source.path} {source.key}".strip()

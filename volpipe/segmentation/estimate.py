@@ -26,7 +26,7 @@ from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.geometry.grid import Box
-from volpipe.inference.output_plan import Source, level_key
+from volpipe.inference.output_plan import SourceVolume, level_key
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import graph
 from volpipe.segmentation import tasks as label_tasks
@@ -233,7 +233,7 @@ def _small(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: Path)
     numbers = [max(1, b // c) for b, c in zip(plan.block, plan.chunk, strict=True)]
     chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
     sizes = {"block": block, "shard": block, "chunk": chunk, "factors": plan.factors[:2]}
-    return plan.changed(source=Source.from_volume(volume), out=str(out), **sizes)
+    return plan.changed(source=SourceVolume.from_volume(volume), out=str(out), **sizes)
 
 
 def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:

@@ -32,7 +32,7 @@ from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import write_displays
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import load_runner, loaded_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
 from volpipe.reporting.comparison import Subject
@@ -383,7 +383,7 @@ class RunWork(OutputWork[Plan, Report]):
         if report.is_complete:
             self.clean()
             if not self.options.keep_tensors:
-                Tensors(self.plan, self.folder.path).remove()
+                ScratchTensors(self.plan, self.folder.path).remove()
         if not (was_complete and is_sealed(self.folder)):
             if report.is_complete:
                 if self.feed is not None:

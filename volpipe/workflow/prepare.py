@@ -17,7 +17,7 @@ from volpipe.estimation.limits import check_access, check_apart
 from volpipe.estimation.window_choice import fastest_plan
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import check_name, check_output
-from volpipe.inference.output_plan import Source
+from volpipe.inference.output_plan import SourceVolume
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.plan_notes import plan_notes, with_trained_normalisation
 from volpipe.inference.roi import lay_mask
@@ -211,7 +211,7 @@ def prepare_again(plan: Plan) -> Plan:
     """Return `plan` for its volume and its mask as they are now; the net is looked at only where these are others."""
     volume = plan.source.volume()
     laid = None if plan.mask is None else lay_mask(open_volume(plan.mask.path, plan.mask.key), volume)
-    if Source.from_volume(volume) == plan.source and laid == plan.mask:
+    if SourceVolume.from_volume(volume) == plan.source and laid == plan.mask:
         return plan
     return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
 
