@@ -69,14 +69,14 @@ BEGUN = "begun"  # a file in a worker's folder
 
 
 @dataclass(frozen=True)
-class Sample:
+class VolumeSample:
     """Some chunks of a volume: stored bytes per voxel, all channels, and a normalisation good enough for timing."""
 
     voxel_bytes: float
     normalise: Affine
 
 
-def sample(plan: Plan, volume: Volume) -> Sample:
+def sample(plan: Plan, volume: Volume) -> VolumeSample:
     """Read chunks of `volume` here and there, for half a second at most where those are enough; few from far away."""
     reader, chunk = volume.open(), volume.spatial_chunks
     grid = Grid(plan.source.shape, chunk)
@@ -97,8 +97,8 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     with ThreadPoolExecutor(min(READERS, at_once), "volpipe-sample") as pool:
         chunks = [result for result in pool.map(read, range(len(boxes))) if result is not None]
     if not chunks:
-        return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
-    return Sample(
+        return VolumeSample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
+    return VolumeSample(
         (transferred().read - before) / sum(num_voxels for num_voxels, _ in chunks),
         sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in chunks], axis=1)),
     )
@@ -133,11 +133,18 @@ def calibrate(
     try:
         jobs = [_job(plan, normalise, folder / str(n)) for n in range(num)]
         blocks = [[_inner_block(plan, rng) for _ in range(BLOCKS_EACH)] for _ in range(num)]
-        watch = _watch([folder / str(n) / BEGUN for n in range(num)], on_try)
+        watch = _time_limit([folder / str(n) / BEGUN for n in range(num)], on_try)
         records = yield from each("rehearse", "rehearse", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=watch)
     finally:
         delete(folder)
-    return _mean([_check(r) for r in records]), min(r.usage.started for r in records)
+    rates = [_result_of(r) for r in records]
+    mean = dataclasses.replace(
+        UnitCosts(*np.mean([dataclasses.astuple(r) for r in rates], axis=0).tolist()),
+        num_blocks=sum(r.num_blocks for r in rates),
+        peak_bytes=max(r.peak_bytes for r in rates),
+        has_bytes=all(r.has_bytes for r in rates),
+    )
+    return mean, min(r.usage.started for r in records)
 
 
 def trial_bytes(plan: Plan, num_workers: int) -> float:
@@ -147,7 +154,7 @@ def trial_bytes(plan: Plan, num_workers: int) -> float:
     return min(num_workers, MOST_WORKERS) * (BLOCKS_EACH * block + 2 * WRITTEN_VOXELS * bound.output_bytes)
 
 
-def _watch(begun: Sequence[Path], on_try: OnTry) -> Show:
+def _time_limit(begun: Sequence[Path], on_try: OnTry) -> Show:
     """Return a listener that stops a trial which takes more than MOST_SECONDS, once a worker has begun."""
     started: float | None = None
 
@@ -182,16 +189,16 @@ def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
 
 
 def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
-    own = _whole(plan).changed(out=str(path / "out"))
+    own = _without_region(plan).changed(out=str(path / "out"))
     path.mkdir(parents=True)
     RunFolder(path).store(own)
     create_output(own, {})
     ScratchTensors(own, path).create()
-    ScratchTensors(_stored(own), path).create()
+    ScratchTensors(_storing_windows(own), path).create()
     return Job(str(path), own.identity).of(normalise)
 
 
-def _whole(plan: Plan) -> Plan:
+def _without_region(plan: Plan) -> Plan:
     """Return the plan without its region, so that every block is whole, and with one array of all channels."""
     everything = plan.recipe.input.model_copy(update={"roi": None, "mask": None, "empty": None})
     recipe = plan.recipe.model_copy(update={"input": everything})
@@ -199,22 +206,13 @@ def _whole(plan: Plan) -> Plan:
     return plan.changed(recipe=recipe, net=net, roi=((0, 0, 0), plan.source.shape), corner=(0, 0, 0), mask=None)
 
 
-def _mean(rates: list[UnitCosts]) -> UnitCosts:
-    return dataclasses.replace(
-        UnitCosts(*np.mean([dataclasses.astuple(r) for r in rates], axis=0).tolist()),
-        num_blocks=sum(r.num_blocks for r in rates),
-        peak_bytes=max(r.peak_bytes for r in rates),
-        has_bytes=all(r.has_bytes for r in rates),
-    )
-
-
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:
     """Run blocks `units` in the job's folder; the record speaks of the first for all."""
     reporter = Reporter(Path(job.folder).parents[1])  # the run's folder, in which `calibrate` makes that of the job
-    return work_once("rehearse", units[0], lambda: _try(job, units), reporter)
+    return work_once("rehearse", units[0], lambda: _measure_units(job, units), reporter)
 
 
-def _try(job: Job, units: Sequence[int]) -> UnitCosts:
+def _measure_units(job: Job, units: Sequence[int]) -> UnitCosts:
     whole, folder = job.plan, Path(job.folder)
     with stopwatch() as probing:
         probe = _probe(job)
@@ -348,15 +346,15 @@ def _try_whole(job: Job, units: Sequence[int]) -> tuple[UnitCosts, np.ndarray]:
     box = plan.blocks.box(units[0])
     with stopwatch() as measuring:
         if needs_measuring(plan.recipe.normalise, np.dtype(plan.source.dtype)):
-            _check(worker.measure(job, units[:1]))
+            _result_of(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units)
     with stopwatch() as warm:
-        closed = _check(worker.infer(job, units[:1])).shared
+        closed = _result_of(worker.infer(job, units[:1])).shared
     if warm.seconds > LONG_SECONDS or not num_windows:
         timed, num_windows, units = warm, len(plan.lattice.windows_of(units[0])), units[:1]
     else:
         with stopwatch() as timed:
-            closed += _check(worker.infer(job, units[1:])).shared
+            closed += _result_of(worker.infer(job, units[1:])).shared
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
     data, output_bytes, coarse_bytes = _try_output(job, units[-1])
@@ -384,7 +382,7 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     Where the plan stores none, one of `blocks` is tried. Where that would take long, none is, and the bytes are those
     of windows that do not compress.
     """
-    stored = _stored(job.plan)
+    stored = _storing_windows(job.plan)
     if job.plan.mode == "streamed":
         blocks, window_seconds = blocks[:1], FACTOR_SECONDS * math.prod(job.plan.window)
         if window_seconds * len(job.plan.lattice.windows_of(blocks[0])) > MOST_FACTOR_SECONDS:
@@ -474,11 +472,11 @@ def _time_output(job: Job, data: np.ndarray) -> tuple[float, float]:
     return writing.seconds / box.num_voxels, coarsening.seconds / box.num_voxels
 
 
-def _stored(plan: Plan) -> Plan:
+def _storing_windows(plan: Plan) -> Plan:
     return plan.changed(mode="stored")
 
 
-def _check(record: Record[R]) -> R:
+def _result_of(record: Record[R]) -> R:
     """Return the record's result, or raise the reason for which it has none."""
     for _, reason in record.failed:
         raise RunStopped(reason)

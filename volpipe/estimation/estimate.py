@@ -323,7 +323,7 @@ class _Axis:
     def from_plan(cls, plan: Plan, axis: int, chunk: int) -> _Axis:
         n, unit, scale, size = plan.source.shape[axis], plan.net.shrink[axis], plan.net.scale[axis], plan.shard[axis]
         cell, first = plan.blocks.cell[axis] * unit, plan.region.start[axis]
-        ends = [_shown(start, stop - 1, n) for start, stop in seen_along(plan, axis)]
+        ends = [_mirrored_ends(start, stop - 1, n) for start, stop in seen_along(plan, axis)]
         own = [(max(0, a), min(a + cell, n) - 1) for a in range(-plan.lattice.phase[axis] * unit, n, cell)]
         reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reach_along(axis)]
         finished, direct_voxels = [0] * len(reach), 0
@@ -490,7 +490,7 @@ class _Totals:
         return not any((a - c) % n for a, c, n in places)
 
     @cached_property
-    def _parts(self) -> list[tuple[float, float]]:
+    def _sum_parts(self) -> list[tuple[float, float]]:
         """Files and voxels of each part of the block tensors, in the order of `Plan.sum_parts`."""
         z, y, x = self.axes
         blocks = self.product("blocks")
@@ -580,7 +580,7 @@ class _Totals:
             self.product("blocks"),
             windows + found * self.stored_voxels * rates.sum_bytes,
             (direct + finished) * rates.output_bytes + self.stored_voxels * rates.sum_bytes,
-            self.direct_files + round(shared_files + sum(count for count, _ in self._parts)),
+            self.direct_files + round(shared_files + sum(count for count, _ in self._sum_parts)),
             num_windows * rates.infer_seconds
             + self.slots.gpu * rates.start_seconds
             + found * (self.sent_voxels * rates.sum_seconds)
@@ -606,7 +606,7 @@ def _outer(join: Callable[[np.ndarray, np.ndarray], np.ndarray], along: Sequence
     return join(join(along[0], along[1]), along[2])
 
 
-def _shown(low: int, high: int, size: int) -> tuple[int, int]:
+def _mirrored_ends(low: int, high: int, size: int) -> tuple[int, int]:
     """Return the first and last voxel of an axis in low..high, mirrored at the faces."""
     if low >= 0 and high < size:
         return low, high

@@ -65,7 +65,8 @@ def span(family: Family, lattice: Lattice, axis: int, index: int, scale: int = 1
     rounding.
     """
     start = lattice.start_along(axis, index)
-    low, high = (end * scale for end in _inside(lattice, axis, start))
+    # What of the window lies in the volume, counted from where it begins.
+    low, high = max(0, -start) * scale, min(lattice.window[axis], lattice.shape[axis] - start) * scale
     if family == "crop":
         first, stop = reach("crop", lattice, axis, index)
         first = max(low, (first - start) * scale)
@@ -77,11 +78,6 @@ def span(family: Family, lattice: Lattice, axis: int, index: int, scale: int = 1
         a, b = max(low, shift), min(high, shift + len(own))
         total[a - low : b - low] += own[a - shift : b - shift]
     return Span(low, (own[low:high] / total).astype(np.float32))
-
-
-def _inside(lattice: Lattice, axis: int, start: int) -> tuple[int, int]:
-    """Return which voxels of a window that begins at `start`, counted from there, lie in the volume."""
-    return max(0, -start), min(lattice.window[axis], lattice.shape[axis] - start)
 
 
 def reach(family: Family, lattice: Lattice, axis: int, index: int) -> tuple[int, int]:

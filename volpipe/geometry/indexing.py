@@ -51,7 +51,7 @@ def pieces(along: range, length: int) -> dict[int, tuple[slice, slice]]:
 
 
 @dataclass(frozen=True)
-class Region:
+class ChunkedIndex:
     """The positions of an array that are read: along each stored axis, by the numbers of the chunks that they touch.
 
     Each has two places: that of what is read in the result, and in the array.
@@ -61,7 +61,7 @@ class Region:
     num_per_file: tuple[int, ...]  # chunks along each axis
 
     @classmethod
-    def of(cls, index: Index, shape: tuple[int, ...], chunks: tuple[int, ...], units: tuple[int, ...]) -> Region:
+    def of(cls, index: Index, shape: tuple[int, ...], chunks: tuple[int, ...], units: tuple[int, ...]) -> ChunkedIndex:
         """Return the region of a plain `index` of an array, given the voxels of its chunks and of its files."""
         along = zip(ranges(index, shape), chunks, strict=True)
         num_per_file = tuple(unit // chunk for unit, chunk in zip(units, chunks, strict=True))
