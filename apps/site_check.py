@@ -29,7 +29,7 @@ from volpipe.resolve import describe_error, homes_known
 from volpipe.sites import node_facts
 from volpipe.sites.find import find_site
 from volpipe.sites.findings import PACKAGES, Answer, Checked, Gpus
-from volpipe.sites.node_facts import Facts, Part, Question
+from volpipe.sites.node_facts import NodeFacts, Question, VolumeBox
 from volpipe.volumes.volume import Volume, open_volume
 
 # Evaluated where the worker is. Python alone is needed for that: the volpipe there may be another one, or none.
@@ -41,7 +41,7 @@ DELETE_SECONDS = 5.0
 LONGEST_EDGE = 128  # voxels; what some formats call a chunk is the whole volume
 
 OnAnswer = Callable[[Answer], None]
-Asked = tuple[ParslExecutor, Future[Facts]]  # and the future answer of its worker
+Asked = tuple[ParslExecutor, Future[NodeFacts]]  # and the future answer of its worker
 
 
 @homes_known
@@ -105,10 +105,10 @@ def ask_each(config: Config, question: Question, wait_seconds: float, on_answer:
     return [answers[executor.label] for executor in config.executors]
 
 
-def _ask(executor: ParslExecutor, question: Question) -> Future[Facts]:
+def _ask(executor: ParslExecutor, question: Question) -> Future[NodeFacts]:
     source = Path(node_facts.__file__).read_text(encoding="utf-8")
     app = python_app(eval, executors=[executor.label])
-    future: Future[Facts] = app(ASK, {"source": source, "names": {"__name__": "checkup"}, "question": question})
+    future: Future[NodeFacts] = app(ASK, {"source": source, "names": {"__name__": "checkup"}, "question": question})
     return future
 
 
@@ -133,7 +133,7 @@ def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answe
                 yield answer
 
 
-def _answer(executor: ParslExecutor, future: Future[Facts], began: float) -> Answer:
+def _answer(executor: ParslExecutor, future: Future[NodeFacts], began: float) -> Answer:
     """Return the answer that has come."""
     label, gpus, error = executor.label, gpus_of(executor), future.exception()
     if error is not None:
@@ -225,7 +225,7 @@ def _question(volume: Volume | None, mark: Path) -> Question:
     }
 
 
-def _middle(volume: Volume) -> Part:
+def _middle(volume: Volume) -> VolumeBox:
     """Return the chunk in the middle of a volume, or a part of it where it is large."""
     edges = [min(edge, LONGEST_EDGE) for edge in volume.spatial_chunks]
     start = [n // 2 // edge * edge for n, edge in zip(volume.spatial_shape, edges, strict=True)]

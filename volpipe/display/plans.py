@@ -120,16 +120,16 @@ def plan_table(plan: Plan) -> Table:
     lattice, table, selection = plan.lattice, _pairs(), Selection(plan)
     table.add_row(
         "windows",
-        f"{_part(selection.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
+        f"{_part_of_all(selection.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
         f"{shape(plan.overlap)}, blend {plan.recipe.windows.blend}, {plan.mode}",
     )
-    table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_faces(plan)}")
-    table.add_row("blocks", f"{_part(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
+    table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_beyond_the_volume(plan)}")
+    table.add_row("blocks", f"{_part_of_all(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
     table.add_row("files", f"shards of {shape(plan.shard)} voxels in chunks of {shape(plan.chunk)}")
     return table
 
 
-def _faces(plan: Plan) -> str:
+def _beyond_the_volume(plan: Plan) -> str:
     """Return what windows see beyond the volume, which surprises where they are larger than that."""
     is_mirrored = plan.lattice.placement == "lattice"
     if any(w > n for w, n in zip(plan.window, plan.source.shape, strict=True)):
@@ -256,5 +256,5 @@ def _pairs() -> Table:
     return table
 
 
-def _part(num: int, whole: int) -> str:
+def _part_of_all(num: int, whole: int) -> str:
     return f"{num:,}" if num == whole else f"{num:,} (of {whole:,})"

@@ -92,7 +92,7 @@ class _Lines:
 
 def plain_line(status: Status) -> str:
     """Return how far the work is, as one line."""
-    parts = [_words(name, note) for name, note in _stages(status) if note.done or note.in_flight or note.failed]
+    parts = [_stage_words(name, note) for name, note in _stages(status) if note.done or note.in_flight or note.failed]
     if status.pace is not None:
         parts += [f"loss {status.pace.loss:.4g}", _speed(status.pace)]
     left = "" if status.seconds_left is None else f"; about {duration(status.seconds_left)} left"
@@ -101,7 +101,7 @@ def plain_line(status: Status) -> str:
     return f"{status.output}: {', '.join(parts) or 'starting'}{left}"
 
 
-def _words(name: str, note: StageNote) -> str:
+def _stage_words(name: str, note: StageNote) -> str:
     extra = [f"{note.in_flight:,} in flight"] * bool(note.in_flight) + [f"{note.failed:,} failed"] * bool(note.failed)
     return f"{name} {note.done:,}/{note.all:,}" + (f" ({', '.join(extra)})" if extra else "")
 

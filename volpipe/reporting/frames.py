@@ -65,7 +65,7 @@ def outlined(image: Image2D, part: Box, shape: tuple[int, ...]) -> Image2D:
     """Return `image` with a frame around `part` (y, x), in pixels of an image of `shape` that it was made of."""
     shown = in_colour(image).copy()
     sides = zip(part.start, part.stop, image.shape, shape, strict=False)
-    (top, bottom), (left, right) = (_ends(a * n / m, b * n / m, n) for a, b, n, m in sides)
+    (top, bottom), (left, right) = (_pixel_range(a * n / m, b * n / m, n) for a, b, n, m in sides)
     for thickness in (0, 1):
         a, b, c, d = (max(0, top - thickness), bottom + thickness, max(0, left - thickness), right + thickness)
         shown[[a, min(b, len(shown) - 1)], c : d + 1] = FRAME
@@ -73,7 +73,7 @@ def outlined(image: Image2D, part: Box, shape: tuple[int, ...]) -> Image2D:
     return shown
 
 
-def _ends(start: float, stop: float, most: int) -> tuple[int, int]:
+def _pixel_range(start: float, stop: float, most: int) -> tuple[int, int]:
     """Return the first and the last of `most` pixels between two places, at least one of them."""
     first = min(int(start), most - 1)
     return first, min(max(first + 1, round(stop)), most) - 1

@@ -37,13 +37,13 @@ def histogram(title: str, values: Mapping[str, np.ndarray]) -> Chart:
     rows = [
         (low, high, num, round(num / max(1, series.size), 6), name)
         for name, series in values.items()
-        for (low, high), num in zip(bins, _counts(series, edges).tolist(), strict=True)
+        for (low, high), num in zip(bins, _bin_counts(series, edges).tolist(), strict=True)
     ]
     columns = columns_of(("low", "high", "count", "share", "series"), rows)
     return Chart(title, "Of the voxels in the slices above.", "histogram", columns)
 
 
-def _counts(series: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def _bin_counts(series: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Return how many values lie between neighbouring `edges`; short whole numbers are counted before."""
     if not series.size or series.dtype.kind not in "iu" or series.dtype.itemsize > 2:
         return np.histogram(series, edges)[0]

@@ -141,9 +141,9 @@ def read_known(volume: Volume, box: Box) -> Patch:
     Raises:
         VolumeError: it cannot be opened, or its server does not answer.
     """
-    channels = [channel.open() for channel in _channels(volume)]
+    channels = [channel.open() for channel in _shown_channels(volume)]
     try:
-        return Patch(box, _read(channels, box), np.ones(box.shape, bool))
+        return Patch(box, _read_channels(channels, box), np.ones(box.shape, bool))
     except RemoteError:
         raise
     except VolumeError as error:
@@ -156,7 +156,7 @@ def _by_chunks(volume: Volume, channels: list[Reader], box: Box, error: VolumeEr
     for part in (grid.box(number) & box for number in grid.touching(box)):
         inner = part.relative_to(box.start).slices
         try:
-            data[:, *inner] = _read(channels, part)
+            data[:, *inner] = _read_channels(channels, part)
         except RemoteError:
             raise
         except VolumeError:
@@ -165,11 +165,11 @@ def _by_chunks(volume: Volume, channels: list[Reader], box: Box, error: VolumeEr
     return Patch(box, data, is_known, str(error))
 
 
-def _read(channels: list[Reader], box: Box) -> np.ndarray:
+def _read_channels(channels: list[Reader], box: Box) -> np.ndarray:
     return np.concatenate([channel.read(box) for channel in channels])
 
 
-def _channels(volume: Volume) -> Iterator[Volume]:
+def _shown_channels(volume: Volume) -> Iterator[Volume]:
     """Yield the channels that are shown, each as a volume; of a single one the volume itself."""
     if volume.num_channels == 1:
         yield volume
