@@ -100,12 +100,12 @@ def ask_each(config: Config, question: Question, wait_seconds: float, on_answer:
     config.strategy_period = POLL_SECONDS  # within which Parsl's own thread starts them; two at it would start two
     began = time.monotonic()
     with load_parsl(config):
-        asked = [(executor, _ask(executor, question)) for executor in config.executors]
+        asked = [(executor, _ask_worker(executor, question)) for executor in config.executors]
         answers = {answer.label: answer for answer in _answers(asked, began, wait_seconds, on_answer)}
     return [answers[executor.label] for executor in config.executors]
 
 
-def _ask(executor: ParslExecutor, question: Question) -> Future[NodeFacts]:
+def _ask_worker(executor: ParslExecutor, question: Question) -> Future[NodeFacts]:
     source = Path(node_facts.__file__).read_text(encoding="utf-8")
     app = python_app(eval, executors=[executor.label])
     future: Future[NodeFacts] = app(ASK, {"source": source, "names": {"__name__": "checkup"}, "question": question})
@@ -120,7 +120,7 @@ def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answe
         is_late = time.monotonic() > began + wait_seconds
         for executor, future in list(left):
             label, gpus = executor.label, gpus_of(executor)
-            answer = _answer(executor, future, began) if future.done() else None
+            answer = _received_answer(executor, future, began) if future.done() else None
             if answer is None and is_late:
                 answer = Answer(label, gpus, trouble=why_late(executor, wait_seconds))
             elif answer is None and (trouble := trouble_of(executor)):
@@ -133,7 +133,7 @@ def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answe
                 yield answer
 
 
-def _answer(executor: ParslExecutor, future: Future[NodeFacts], began: float) -> Answer:
+def _received_answer(executor: ParslExecutor, future: Future[NodeFacts], began: float) -> Answer:
     """Return the answer that has come."""
     label, gpus, error = executor.label, gpus_of(executor), future.exception()
     if error is not None:
@@ -254,10 +254,10 @@ def place_in(folder: Path, instead: str = "choose another --out") -> Iterator[Pa
         (place / MARK).touch()
         yield place
     finally:
-        _delete(place)
+        _delete_place(place)
 
 
-def _delete(place: Path) -> None:
+def _delete_place(place: Path) -> None:
     """Delete a folder to which a block that ends may still write."""
     until = time.monotonic() + DELETE_SECONDS
     while place.exists():

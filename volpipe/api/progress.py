@@ -32,7 +32,7 @@ def _is_shown(progress: bool | None, *, has_listener: bool) -> bool:
     return is_notebook()
 
 
-def _cell() -> Cell | None:
+def _notebook_cell() -> Cell | None:
     """Return a display below the cell that runs, None where there is no notebook."""
     from volpipe.display.cell import Cell, is_notebook
 
@@ -52,7 +52,7 @@ def stages_shown(progress: bool | None, *, has_listener: bool = False) -> Iterat
         return
     from volpipe.display.progress import showing
 
-    with showing(_cell()) as show:
+    with showing(_notebook_cell()) as show:
         yield show
 
 
@@ -66,14 +66,14 @@ def progress_shown(progress: bool | None, on_progress: Show | None) -> Iterator[
 @contextmanager
 def count_shown(name: str, noun: str, progress: bool | None, on_progress: Counted | None) -> Iterator[Counted]:
     """Give a listener that tells `on_progress`, and shows under `name` how many of a `noun` are done; as above."""
-    hears = on_progress or (lambda done, whole: None)
+    listener = on_progress or (lambda done, whole: None)
     if not _is_shown(progress, has_listener=on_progress is not None):
-        yield hears
+        yield listener
         return
     from volpipe.display.console import bars
 
-    with bars(_cell()) as shown:
-        yield both(hears, lambda done, whole: shown.show(name, done, whole, noun))
+    with bars(_notebook_cell()) as shown:
+        yield both(listener, lambda done, whole: shown.show(name, done, whole, noun))
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def rows_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator
         return
     from volpipe.display.batches import showing_rows
 
-    with showing_rows(_cell()) as shown:
+    with showing_rows(_notebook_cell()) as shown:
         yield shown
 
 

@@ -49,7 +49,7 @@ def batch(
     if not dry_run and not as_json:
         result_is_in_files()
     try:
-        with interruptible(), measuring_shown(), _listening(dry_run=dry_run, as_json=as_json) as listener:
+        with interruptible(), measuring_shown(), _printing_listener(dry_run=dry_run, as_json=as_json) as listener:
             report = volpipe.batch(**options, dry_run=dry_run, parents=parents, listener=listener)
     except BatchError as error:
         err.print(mistake_table(error.mistakes))
@@ -58,13 +58,13 @@ def batch(
     if as_json:
         print_as_stored(json.dumps(report.to_json(), indent=1) + "\n")
     elif not dry_run:
-        _tell(report)
+        _print_end_of_batch(report)
     if not dry_run and not report.is_complete:
         raise typer.Exit(INCOMPLETE)
 
 
 @contextmanager
-def _listening(*, dry_run: bool, as_json: bool) -> Iterator[BatchListener]:
+def _printing_listener(*, dry_run: bool, as_json: bool) -> Iterator[BatchListener]:
     """Give a listener that prints the plan, a line as each dataset ends, and on a terminal a bar."""
     from volpipe.workflow.batch import BatchListener
 
@@ -89,7 +89,7 @@ def _show_plan(plan: BatchPlan, *, dry_run: bool) -> None:
         err.print(f"warning: {warning}")
 
 
-def _tell(report: BatchReport) -> None:
+def _print_end_of_batch(report: BatchReport) -> None:
     """Print how the datasets ended."""
     states = [row.ended for row in report.rows]
     if set(states) == {"unchanged"}:

@@ -83,17 +83,17 @@ def manifest(
         raise VolpipeError("--only job: a job needs a command; append it, such as: run --config k8s_htex volume.n5")
     parts = {  # all are right, or none is printed
         part: documents
-        for part, documents in _parts(context, command or [], size or [], storage_class)
-        if documents and (part.partition(":")[0] == only or (only is None and _fits(part, command or [])))
+        for part, documents in _documents_by_part(context, command or [], size or [], storage_class)
+        if documents and (part.partition(":")[0] == only or (only is None and _is_printed_unasked(part, command or [])))
     }
     if directory is not None:
         _write_base(path_of(directory), parts)
         return
     for part, documents in parts.items():
-        print_as_stored(_text(part, documents))
+        print_as_stored(_yaml_of(part, documents))
 
 
-def _parts(
+def _documents_by_part(
     context: typer.Context, command: Sequence[str], sizes: Sequence[str], storage_class: str | None
 ) -> Iterable[tuple[str, list[dict[str, Any]]]]:  # Any: JSON
     """Yield each part, what it is for, and its manifests."""
@@ -128,18 +128,18 @@ def _parts(
         gid=uid,
     )
     yield "rights: once, by whoever may give them in the namespace", rights(told.namespace)
-    yield "claims: once, unless they exist already", storage(told.namespace, _sizes(sizes, claims), storage_class)
+    yield "claims: once, unless they exist already", storage(told.namespace, _claim_sizes(sizes, claims), storage_class)
     yield "service: once, for trainings of several ranks", [service(told.namespace)]
     if command:
-        _check(context, command, claims)
+        _check_command_in_cluster(context, command, claims)
         command, port = _with_metrics(context, command)
-        job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims), metrics_port=port)
+        job = driver_job(command, told.image, told.namespace, shape, folder=_job_folder(claims), metrics_port=port)
         yield "job: the run; run the same job again to continue", [job]
 
 
-def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:
+def _check_command_in_cluster(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:
     """Refuse what COMMAND itself would refuse, as far as it can be known here: the cluster has other files."""
-    name, folder, given = command[0], Path(_folder(claims)), command_options(context, command)
+    name, folder, given = command[0], Path(_job_folder(claims)), command_options(context, command)
     read = (given.get(option) for option in INPUTS)
     for place in (str(place) for place in read if isinstance(place, str | Path)):
         if place.startswith("/") and not any(Path(place).is_relative_to(claim.path) for claim in claims):
@@ -178,7 +178,7 @@ def _with_metrics(context: typer.Context, command: Sequence[str]) -> tuple[list[
     return words, target.number
 
 
-def _fits(part: str, command: Sequence[str]) -> bool:
+def _is_printed_unasked(part: str, command: Sequence[str]) -> bool:
     """Return whether `part` is printed with `command` though nobody asks for it."""
     return not part.startswith("service") or not command or command[0] in TRAININGS
 
@@ -216,7 +216,7 @@ def _site_of(command: Sequence[str]) -> str:
     )
 
 
-def _sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
+def _claim_sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
     from volpipe.apps.kubernetes.provider import num_bytes
 
     found = dict(text.partition("=")[::2] for text in texts)
@@ -230,7 +230,7 @@ def _sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
     return found
 
 
-def _folder(claims: Sequence[Claim]) -> str:
+def _job_folder(claims: Sequence[Claim]) -> str:
     """Return where the command is given in the cluster: here too, if this folder is on a claim."""
     here = Path.cwd()
     if any(here.is_relative_to(claim.path) for claim in claims):
@@ -241,7 +241,7 @@ def _folder(claims: Sequence[Claim]) -> str:
     return writable[0]
 
 
-def _text(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
+def _yaml_of(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
     import yaml
 
     return f"# {part}\n{yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)}"
@@ -250,9 +250,9 @@ def _text(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
 def _write_base(directory: Path, parts: dict[str, list[dict[str, Any]]]) -> None:  # Any: JSON
     """Write each part to a file of its name, and what makes `kubectl apply --kustomize` take them all."""
     result_is_in_files()
-    files = {f"{part.partition(':')[0]}.yaml": _text(part, documents) for part, documents in parts.items()}
+    files = {f"{part.partition(':')[0]}.yaml": _yaml_of(part, documents) for part, documents in parts.items()}
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
-    texts = {**files, "kustomization.yaml": _text("volpipe, a base for overlays", [kind])}
+    texts = {**files, "kustomization.yaml": _yaml_of("volpipe, a base for overlays", [kind])}
     directory.mkdir(parents=True, exist_ok=True)
     results = {name: ResultFile("--directory", directory / name, MANIFEST) for name in texts}
     for result in results.values():  # all are right, or none is written

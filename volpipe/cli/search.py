@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 @command(Group.SEARCH, "sweep")
 def sweep(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing."""
-    folder = _folder(recipe, out, "sweep", parents=parents)
-    with _shown() as on_progress:
+    folder = _search_folder(recipe, out, "sweep", parents=parents)
+    with _showing_trials() as on_progress:
         results = volpipe.sweep(recipe, out=folder, on_progress=on_progress, **options)
-    _end(results, folder, _tell_sweep)
+    _print_end(results, folder, _tell_sweep)
 
 
 @command(Group.SEARCH, "tune")
 def tune(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Search the ranges in the [tune] of RECIPE for the best values; run the same command again to continue."""
-    folder = _folder(recipe, out, "tune", parents=parents)
-    with _shown() as on_progress:
+    folder = _search_folder(recipe, out, "tune", parents=parents)
+    with _showing_trials() as on_progress:
         results = volpipe.tune(recipe, out=folder, on_progress=on_progress, **options)
-    _end(results, folder, _tell_tuning)
+    _print_end(results, folder, _tell_tuning)
 
 
-def _folder(recipe: str, out: str | None, kind: str, *, parents: bool) -> Path:
+def _search_folder(recipe: str, out: str | None, kind: str, *, parents: bool) -> Path:
     """Return the folder of the trainings, of which that above must be there."""
     result_is_in_files()
     folder = Path(out or f"{Path(recipe).stem}.{kind}")
@@ -58,7 +58,9 @@ def _folder(recipe: str, out: str | None, kind: str, *, parents: bool) -> Path:
     return folder
 
 
-def _end(results: Sequence[TrialResult], folder: Path, tell: Callable[[Sequence[TrialResult], Path], bool]) -> None:
+def _print_end(
+    results: Sequence[TrialResult], folder: Path, tell: Callable[[Sequence[TrialResult], Path], bool]
+) -> None:
     """Print the results, and end with the exit code of trainings that are not done."""
     show_results(results)
     tell_report(folder)
@@ -84,7 +86,7 @@ def _tell_tuning(results: Sequence[TrialResult], folder: Path) -> bool:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[int, int, TrialResult | None], None]]:
+def _showing_trials() -> Iterator[Callable[[int, int, TrialResult | None], None]]:
     """Yield a listener that shows a progress bar on a terminal, and prints why trials failed; end when interrupted."""
     with interruptible("run the same command again to continue from the newest checkpoints"), bars() as progress:
 

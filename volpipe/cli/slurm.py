@@ -53,7 +53,7 @@ def script(
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
     job = DriverJob(time, cores, partition=partition)
-    site = _check(context, cores)
+    site = _check_run_of_job(context, cores)
     from volpipe.apps.settings import slurm_settings
 
     told = slurm_settings(site)
@@ -63,7 +63,7 @@ def script(
     print_as_stored(driver_script(job, context.args, Path.cwd(), os.environ))
 
 
-def _check(context: typer.Context, cores: int) -> str:
+def _check_run_of_job(context: typer.Context, cores: int) -> str:
     """Return the site; refuse what `volpipe run` would refuse, now rather than in the job, as far as is known here."""
     given = command_options(context, ["run", *context.args])
     check_command("run", given, Path.cwd())
