@@ -78,7 +78,13 @@ def check_site(
     chosen = open_volume(volume) if volume is not None else None
     with place_in(folder) as place:
         config = configure(place)
-        question = _question(chosen, place / MARK)
+        question: Question = {
+            "packages": list(PACKAGES),
+            "version": volpipe.__version__,
+            "mark": str(place / MARK),
+            "part": None if chosen is None else _middle(chosen),
+            "try_gpus": True,
+        }
         here = node_facts.examine({**question, "try_gpus": False})
         checked = Checked(str(folder), str(chosen or ""), here)
         if here["folder_error"]:  # which Parsl needs as well
@@ -213,16 +219,6 @@ def limit(executor: ParslExecutor) -> None:
         provider.init_blocks = provider.min_blocks = provider.max_blocks = 1
     if isinstance(executor, ResilientExecutor):
         executor.is_patient = False
-
-
-def _question(volume: Volume | None, mark: Path) -> Question:
-    return {
-        "packages": list(PACKAGES),
-        "version": volpipe.__version__,
-        "mark": str(mark),
-        "part": None if volume is None else _middle(volume),
-        "try_gpus": True,
-    }
 
 
 def _middle(volume: Volume) -> VolumeBox:

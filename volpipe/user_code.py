@@ -71,17 +71,16 @@ class Opened:
             with contextlib.suppress(OSError):  # which is gone, or was not there
                 if Path(file).is_file():
                     found.setdefault(self._name_of_file(file), []).append(_digest(file))
-        return {name: each[0] if len(each) == 1 else _combined_digest(each) for name, each in sorted(found.items())}
+        return {
+            name: each[0] if len(each) == 1 else hashlib.sha256(" ".join(sorted(each)).encode()).hexdigest()
+            for name, each in sorted(found.items())
+        }
 
     def _name_of_file(self, file: str) -> str:
         for folder in (*self.folders, *foreign_paths()):
             if _is_in(file, folder):
                 return os.path.relpath(file, folder)
         return Path(file).name
-
-
-def _combined_digest(digests: Sequence[str]) -> str:
-    return hashlib.sha256(" ".join(sorted(digests)).encode()).hexdigest()
 
 
 def _digest(file: str) -> str:

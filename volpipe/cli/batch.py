@@ -73,20 +73,16 @@ def _printing_listener(*, dry_run: bool, as_json: bool) -> Iterator[BatchListene
         def on_plan(plan: BatchPlan) -> None:
             shown.begin(plan.rows)
             if not as_json:
-                _show_plan(plan, dry_run=dry_run)
+                most = {} if not dry_run else {"most": None}
+                out.print(plan_table(plan.rows, **most))
+                if (why := why_table(plan.rows, **most)) is not None:
+                    out.print(why)
+                for note in plan.notes:
+                    err.print(f"warning: {note}")
+                for warning in dict.fromkeys(warning for row in plan.rows for warning in row.warnings):
+                    err.print(f"warning: {warning}")
 
         yield BatchListener(shown.plan, on_plan, on_end=shown.end)
-
-
-def _show_plan(plan: BatchPlan, *, dry_run: bool) -> None:
-    most = {} if not dry_run else {"most": None}
-    out.print(plan_table(plan.rows, **most))
-    if (why := why_table(plan.rows, **most)) is not None:
-        out.print(why)
-    for note in plan.notes:
-        err.print(f"warning: {note}")
-    for warning in dict.fromkeys(warning for row in plan.rows for warning in row.warnings):
-        err.print(f"warning: {warning}")
 
 
 def _print_end_of_batch(report: BatchReport) -> None:

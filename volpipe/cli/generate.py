@@ -217,7 +217,10 @@ def _options(command: str, arguments: Mapping[str, Parameter]) -> Iterator[inspe
     words = {name: _word(name, info) for name, info in named.items()}
     for name, argument in arguments.items():
         info = copy.copy(named[name])
-        info.help = info.help or _help(argument.text, words)
+        # The first sentence of what the argument is, with other arguments named as they are typed.
+        sentence = SENTENCE.split(argument.text)[0].rstrip(".")
+        sentence = re.sub(r"`(\w+)`", lambda match: words.get(match[1], match[0]), sentence)
+        info.help = info.help or (f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "")
         kind, default = argument.kind, argument.default_text
         yield _parameter(name, default, kind if default is not None else kind | None, info)
         if name == "tolerate":
@@ -248,10 +251,3 @@ def _word(name: str, info: OptionInfo | ArgumentInfo) -> str:
     if isinstance(info, ArgumentInfo):
         return info.metavar or name.upper()
     return info.default if isinstance(info.default, str) else _dashed(name)
-
-
-def _help(text: str, words: Mapping[str, str]) -> str:
-    """Return the first sentence of what an argument is, with other arguments named as they are typed."""
-    sentence = SENTENCE.split(text)[0].rstrip(".")
-    sentence = re.sub(r"`(\w+)`", lambda match: words.get(match[1], match[0]), sentence)
-    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""

@@ -82,7 +82,12 @@ def check_command(
     elif name == "batch":
         _check_batch(given, here, on_output)
     elif name in TRAININGS:
-        _check_training(name, given, here)
+        from volpipe.recipes.training import load_training
+        from volpipe.training.search.grid import Sweep
+        from volpipe.training.search.optuna import Tuning
+
+        load: Callable[..., object] = {"train": load_training, "sweep": Sweep.load, "tune": Tuning.load}[name]
+        _load_as_in_job(given["recipe"], here, lambda path: load(path, given.get("settings") or []))
 
 
 def _named_outputs(name: str, given: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:  # Any: as above
@@ -122,15 +127,6 @@ def _load_as_in_job(recipe: str | Path | None, folder: Path | None, load: Callab
     if is_unseen:
         warn(f"{path} was read in this folder; the job reads it in its own, which cannot be seen from here")
     return loaded
-
-
-def _check_training(name: str, given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
-    from volpipe.recipes.training import load_training
-    from volpipe.training.search.grid import Sweep
-    from volpipe.training.search.optuna import Tuning
-
-    load: Callable[..., object] = {"train": load_training, "sweep": Sweep.load, "tune": Tuning.load}[name]
-    _load_as_in_job(given["recipe"], folder, lambda path: load(path, given.get("settings") or []))
 
 
 def _check_batch(given: Mapping[str, Any], folder: Path | None, on_output: OnOutput) -> None:  # Any: as above

@@ -315,12 +315,6 @@ def _compared_window(net: NetFacts) -> tuple[int, int, int]:
     return triple(only or align_up(CORE, stride) + before + after for only, stride, before, after in sizes)
 
 
-def _compared_core(net: NetFacts) -> tuple[slice, ...]:
-    """Return the part of the net's output (z, y, x) for `_compared_window` that is that of the whole."""
-    sizes = zip(_compared_window(net), net.margin, net.scale, net.shrink, *around_core(net, net.halo), strict=True)
-    return tuple(slice((b - m) * s // u, (w - a - m) * s // u) for w, m, s, u, b, a in sizes)
-
-
 def measure_difference(
     choice: NetChoice,
     normalise: Normalise,
@@ -339,7 +333,9 @@ def measure_difference(
     affine = sampled_affine(normalise, raw[None])
     data = torch.from_numpy(affine.apply(np.repeat(raw[None, None], net.in_channels, axis=1))).to(device)
     module = build_net(choice, search_path).to(device)
-    core = _compared_core(net)
+    # What the net gives of the window that is as of the whole.
+    sizes = zip(window, net.margin, net.scale, net.shrink, *around_core(net, net.halo), strict=True)
+    core = tuple(slice((b - m) * s // u, (w - a - m) * s // u) for w, m, s, u, b, a in sizes)
 
     def output(precision: str) -> np.ndarray:
         take_precision(precision)

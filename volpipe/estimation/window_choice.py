@@ -175,13 +175,6 @@ def _is_open(plan: Plan) -> bool:
     return is_plain and "auto" in (choice.channels_last, choice.precision, plan.recipe.windows.shape)
 
 
-def _has_windows(plan: Plan) -> bool:
-    """Return whether other windows can be taken, and would change last bits alone."""
-    choice, net = plan.recipe.windows, plan.net
-    is_exact = choice.blend == "crop" and net.tile_invariant and not plan.recipe.net.accept_tile_variance
-    return choice.shape == "auto" and is_exact and not any(net.fixed)
-
-
 def _is_large(plan: Plan, *, on_gpu: bool) -> bool:
     """Return whether the net computes long enough that it is worth measuring."""
     least = WORTH_MEASURING_ON_GPU if on_gpu else WORTH_MEASURING
@@ -273,7 +266,11 @@ def _candidates(
 ) -> Iterator[_Candidate]:
     """Yield the plans to choose from, those of smaller windows first; those in `others` of its precision too."""
     measured = {speed.window for each in speeds.speeds for speed in each.windows}
-    windows = [None, *measured] if _has_windows(own) else [None]
+    choice, net = own.recipe.windows, own.net
+    # Whether other windows can be taken, and would change last bits alone.
+    is_exact = choice.blend == "crop" and net.tile_invariant and not own.recipe.net.accept_tile_variance
+    has_others = choice.shape == "auto" and is_exact and not any(net.fixed)
+    windows = [None, *measured] if has_others else [None]
     layouts = LAYOUTS if own.recipe.infer.channels_last == "auto" else (own.channels_last,)
     seen = set()
     for window in sorted(windows, key=lambda each: math.prod(each or own_window(own.net))):

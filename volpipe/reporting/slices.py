@@ -147,22 +147,18 @@ def read_known(volume: Volume, box: Box) -> Patch:
     except RemoteError:
         raise
     except VolumeError as error:
-        return _by_chunks(volume, channels, box, error)
-
-
-def _by_chunks(volume: Volume, channels: list[Reader], box: Box, error: VolumeError) -> Patch:
-    data, is_known = np.zeros((len(channels), *box.shape), volume.dtype), np.zeros(box.shape, bool)
-    grid = Grid(volume.spatial_shape, volume.spatial_chunks)
-    for part in (grid.box(number) & box for number in grid.touching(box)):
-        inner = part.relative_to(box.start).slices
-        try:
-            data[:, *inner] = _read_channels(channels, part)
-        except RemoteError:
-            raise
-        except VolumeError:
-            continue
-        is_known[inner] = True
-    return Patch(box, data, is_known, str(error))
+        data, is_known = np.zeros((len(channels), *box.shape), volume.dtype), np.zeros(box.shape, bool)
+        grid = Grid(volume.spatial_shape, volume.spatial_chunks)
+        for part in (grid.box(number) & box for number in grid.touching(box)):
+            inner = part.relative_to(box.start).slices
+            try:
+                data[:, *inner] = _read_channels(channels, part)
+            except RemoteError:
+                raise
+            except VolumeError:
+                continue
+            is_known[inner] = True
+        return Patch(box, data, is_known, str(error))
 
 
 def _read_channels(channels: list[Reader], box: Box) -> np.ndarray:

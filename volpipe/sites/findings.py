@@ -93,13 +93,7 @@ def _of_answer(answer: Answer, checked: Checked) -> Iterator[Finding]:
         logs = f" (logs: {checked.kept})" if checked.kept else ""
         yield Finding(f"{answer.label}: {answer.trouble}{logs}")
         return
-    there = answer.facts
-    yield from _of_versions(answer.label, checked.here, there)
-    yield from _of_place(answer.label, there, checked)
-    yield from _of_gpus(answer, there)
-
-
-def _of_versions(label: str, here: NodeFacts, there: NodeFacts) -> Iterator[Finding]:
+    label, here, there = answer.label, checked.here, answer.facts
     remedy = "let the site start workers in an environment like this one (worker_init, or the image)"
     where = f"on {there['host']} ({there['executable']})"
     if release(here["python"]) != release(there["python"]):
@@ -111,6 +105,8 @@ def _of_versions(label: str, here: NodeFacts, there: NodeFacts) -> Iterator[Find
             yield Finding(f"{label}: {name} is {other} {where} and {own} here; {remedy}", is_fault)
     if here["versions"].get("volpipe") == there["versions"].get("volpipe") and here["code"] != there["code"]:
         yield Finding(f"{label}: volpipe is other code {where} than here, under the same version; {remedy}")
+    yield from _of_place(label, there, checked)
+    yield from _of_gpus(answer, there)
 
 
 def _of_place(label: str, facts: NodeFacts, checked: Checked) -> Iterator[Finding]:
