@@ -17,6 +17,7 @@ from inline import Inline, Stopped
 from slabs import NORMALISE, planned, slabs_of, source_of
 from volumes import fingerprint, noise, windowed, write_volume
 
+from volpipe.blockwise.notes import Reporter
 from volpipe.estimation.memory import cuda_bytes, memory_bytes
 from volpipe.geometry import block_shape
 from volpipe.geometry.blend import FAMILIES
@@ -174,11 +175,12 @@ def test_a_block_whose_input_changes_meanwhile_fails_and_leaves_nothing(tmp_path
         plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
         source, windows = source_of(plan), list[int]()
 
-        def touch(num: int) -> None:
-            windows.append(num)
-            (tmp_path / "in.n5/raw/0/0/0").touch()
+        class Toucher(Reporter):
+            def add(self, num_windows: int) -> None:
+                windows.append(num_windows)
+                (tmp_path / "in.n5/raw/0/0/0").touch()
 
-        ((_, error),) = infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source, [0], on_windows=touch)
+        ((_, error),) = infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source, [0], Toucher())
     assert "changed while its voxels" in str(error)
     assert len(windows) > 2
     assert not [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]

@@ -183,16 +183,15 @@ class _ArrayFiles:
     def add(self, done: BlockSum) -> None:
         if self._rest is not None:
             self._rest.append(done.box, done.part)
-        in_turn(self._writes(done), shards_at_once(self.selection.plan))
+        writes = (
+            partial(self._append, file, box, data)
+            for shard, (file, blocks) in self._shards.items()
+            for box, data in self._determined_layers(shard, file.position, blocks, done)
+        )
+        in_turn(writes, shards_at_once(self.selection.plan))
         if self._shards and done.is_finished:
             self._clipped += done.clipped
         self._bad += done.bad
-
-    def _writes(self, done: BlockSum) -> Iterator[Callable[[], None]]:
-        """Yield what writes each next layer of each shard, which is made by then."""
-        for shard, (file, blocks) in self._shards.items():
-            for box, data in self._determined_layers(shard, file.position, blocks, done):
-                yield partial(self._append, file, box, data)
 
     def _append(self, file: ShardFile, box: Box, data: np.ndarray) -> None:
         append_voxels(self.selection.plan, file, box, data)

@@ -206,7 +206,7 @@ class Runner:
         while True:
             batch = self.batch
             try:
-                outs = [self._whole_batch(part, batch) for part in torch.split(windows, batch)]
+                outs = [self._compute(part, batch) for part in torch.split(windows, batch)]
                 out = outs[0] if len(outs) == 1 else torch.cat(outs)
                 break
             except Exception as error:
@@ -225,39 +225,32 @@ class Runner:
             raise ValueError(f"net {self.plan.net.label} gave {tuple(out.shape)}, declared is {expected}")
         return out
 
-    def _whole_batch(self, windows: torch.Tensor, batch: int) -> torch.Tensor:
+    def _compute(self, windows: torch.Tensor, batch: int = 0) -> torch.Tensor:
         """Return the output of the net for `windows`, to which empty ones are added up to a whole `batch`.
 
         Libraries sum in another order for another batch size, so that a window's last bits would depend on its block.
         Whole numbers have no such bits.
         """
-        missing = batch - len(windows)
-        if missing <= 0 or self._takes_as_they_are(windows):
-            return self._compute(windows)
-        import torch
-
-        return self._compute(torch.cat([windows, windows.new_zeros((missing, *windows.shape[1:]))]))[: len(windows)]
-
-    def _takes_as_they_are(self, windows: torch.Tensor) -> bool:
-        return self.plan.is_as_stored or not windows.is_floating_point()
-
-    def _compute(self, windows: torch.Tensor) -> torch.Tensor:
         import torch
 
         assert self._net is not None
-        choice = self.plan.recipe.infer
+        choice, num_windows = self.plan.recipe.infer, len(windows)
+        as_they_are = self.plan.is_as_stored or not windows.is_floating_point()
+        is_short = num_windows < batch and not as_they_are
         take_threads(choice.threads)
         with (
             self.computing(),
             torch.inference_mode(),
             autocast(self.device, self.plan.precision),
         ):
-            data = windows
+            if is_short:
+                windows = torch.cat([windows, windows.new_zeros((batch - num_windows, *windows.shape[1:]))])
             if self.plan.channels_last:
-                data = data.contiguous(memory_format=torch.channels_last_3d)
-            if self._takes_as_they_are(data):
-                return self._net(data)
-            return mean_of_forms(self._net, data, choice.augment, self.plan.recipe.net.offsets).contiguous()
+                windows = windows.contiguous(memory_format=torch.channels_last_3d)
+            if as_they_are:
+                return self._net(windows)
+            out = mean_of_forms(self._net, windows, choice.augment, self.plan.recipe.net.offsets).contiguous()
+            return out[:num_windows] if is_short else out
 
     @contextmanager
     def computing(self) -> Iterator[None]:

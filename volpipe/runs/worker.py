@@ -301,9 +301,8 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
 
     def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
-            job.selection, job.normalise, job.tensors, window_source(job), units,
-            before_write=job.check_session, on_windows=reporter.add, is_over=lambda: reporter.is_dismissed,
-        ):  # fmt: skip
+            job.selection, job.normalise, job.tensors, window_source(job), units, reporter, job.check_session
+        ):
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue
