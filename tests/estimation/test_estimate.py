@@ -114,7 +114,7 @@ def contains(box: Box, place: tuple[int, ...]) -> bool:
 def test_what_blocks_miss_is_stored_whole_and_reassembled(plan: Plan, workers: int) -> None:
     slow = replace(RATES, infer_seconds=100.0)  # a task for each block
     few, many = (estimated(plan, slow, Slots(n, n, shared=True)) for n in (1, workers))
-    reached = math.prod(sum(b - a for a, b in plan.reach_along(axis)) * plan.net.scale[axis] for axis in range(3))
+    reached = math.prod(sum(b - a for a, b in plan.reaches[axis]) * plan.net.scale[axis] for axis in range(3))
     outputs = math.prod(plan.out_shape) * 0.75
     written, more = (
         sum(stage.written_bytes for stage in each.stages if stage.name in ("infer", "reassemble"))

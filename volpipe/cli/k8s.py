@@ -81,10 +81,12 @@ def manifest(
         raise VolpipeError(f"--only {only}: write {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     if only == "job" and not command:
         raise VolpipeError("--only job: a job needs a command; append it, such as: run --config k8s_htex volume.n5")
+    is_for_trainings = not command or command[0] in TRAININGS  # which alone need the service
     parts = {  # all are right, or none is printed
         part: documents
         for part, documents in _documents_by_part(context, command or [], size or [], storage_class)
-        if documents and (part.partition(":")[0] == only or (only is None and _is_printed_unasked(part, command or [])))
+        if documents
+        and (part.partition(":")[0] == only or (only is None and (is_for_trainings or not part.startswith("service"))))
     }
     if directory is not None:
         _write_base(path_of(directory), parts)
@@ -176,11 +178,6 @@ def _with_metrics(context: typer.Context, command: Sequence[str]) -> tuple[list[
         warn(f"--metrics {asked}: only the driver's own pod reaches it; give the port alone for a Prometheus elsewhere")
         return words, None
     return words, target.number
-
-
-def _is_printed_unasked(part: str, command: Sequence[str]) -> bool:
-    """Return whether `part` is printed with `command` though nobody asks for it."""
-    return not part.startswith("service") or not command or command[0] in TRAININGS
 
 
 def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site's own

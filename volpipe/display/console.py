@@ -194,11 +194,6 @@ def interruptible(advice: str = "run the same command again to continue") -> Ite
         raise SystemExit(INTERRUPTED) from None
 
 
-def complete_already(place: object) -> str:
-    """Return the sentence for an output to which there is nothing to do."""
-    return f"{place} is complete already; nothing to do (--fresh starts over)"
-
-
 def rendered(*parts: RenderableType) -> str:
     """Return tables as plain text, for the log."""
     text = io.StringIO()

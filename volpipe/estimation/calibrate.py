@@ -181,7 +181,7 @@ def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
     """
     along = []
     for axis in range(3):
-        active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
+        active = [i for i, (start, stop) in enumerate(plan.reaches[axis]) if start < stop]
         along.append(int(rng.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
     start = plan.lattice.core_box(plan.blocks.number(tuple(along))).start
     whole = Grid(plan.lattice.shape, plan.blocks.cell)

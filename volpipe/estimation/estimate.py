@@ -7,9 +7,9 @@ of a regular grid, and so a product of sums along the axes: a plan of 10^9 block
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class StageEstimate:
     @property
     def num_tasks(self) -> int:
         """The approximate number of tasks."""
-        return math.ceil(self.units / units_per_task(self.units, self.seconds))
+        return math.ceil(self.units / bundle_size(self.seconds / self.units)) if self.seconds else self.units
 
 
 @dataclass(frozen=True)
@@ -272,11 +272,6 @@ def files_bytes(plan: Plan, num_files: int) -> float:
     return float(num_files * plan.net.out_channels * chunks * CHUNK_BYTES) if num_files else 0.0
 
 
-def units_per_task(units: int, seconds: float) -> int:
-    """Return the units per task, of `units` that take `seconds` together; 1 where nothing was timed."""
-    return bundle_size(seconds / units) if seconds else 1
-
-
 def upper_bounds(plan: Plan) -> UnitCosts:
     """Return the rates of a plan whose voxels do not compress, untimed."""
     channels = plan.net.out_channels
@@ -325,7 +320,7 @@ class _Axis:
         cell, first = plan.blocks.cell[axis] * unit, plan.region.start[axis]
         ends = [_mirrored_ends(start, stop - 1, n) for start, stop in seen_along(plan, axis)]
         own = [(max(0, a), min(a + cell, n) - 1) for a in range(-plan.lattice.phase[axis] * unit, n, cell)]
-        reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reach_along(axis)]
+        reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reaches[axis]]
         finished, direct_voxels = [0] * len(reach), 0
         for i in range(plan.shards().counts[axis]):
             blocks = plan.blocks_along(axis, i)
@@ -341,7 +336,7 @@ class _Axis:
             seen=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
             seen_once=_voxels_touched(min(lows), max(highs), chunk, n),
             own=sum(_voxels_touched(low, high, chunk, n) for low, high in own),
-            direct=sum(plan.direct_along(axis)),
+            direct=sum(plan.direct[axis]),
             reached=sum(lengths),
             finished=sum(finished),
             direct_voxels=direct_voxels,
@@ -444,8 +439,8 @@ class _Totals:
             lengths, direct, last = zip(
                 *(self._part_along(axis, part, n) for axis, n in enumerate(counts)), strict=True
             )
-            voxels = _outer(np.multiply.outer, lengths)
-            voxels -= _outer(np.multiply.outer, direct) if part == 0 else 0.0
+            voxels = reduce(np.multiply.outer, lengths)
+            voxels -= reduce(np.multiply.outer, direct) if part == 0 else 0.0
             numbers = np.ravel_multi_index(np.meshgrid(*last, indexing="ij"), counts)
             ends = np.minimum(numbers.ravel() + 1 + self.late, math.prod(counts))
             for step, sizes in zip(steps, (voxels.ravel(), (voxels > 0).ravel().astype(float)), strict=True):
@@ -469,7 +464,7 @@ class _Totals:
         no other block adds to, and the last block that adds to a shard of the part.
         """
         plan, size, box = self.plan, self.plan.shard[axis], self.plan.sum_parts[part]
-        is_direct = plan.direct_along(axis)
+        is_direct = plan.direct[axis]
         lengths, direct, last = np.zeros(count), np.zeros(count), np.arange(count)
         for k in range(count):
             block = plan.blocks.number(tuple(k if other == axis else 0 for other in range(3)))
@@ -599,11 +594,6 @@ class _Totals:
             round(missed * (self.level_files(0) - self.direct_files)),
             missed * (self.sent_voxels + self.kept_voxels) * rates.sum_seconds + rest * rates.write_seconds,
         )
-
-
-def _outer(join: Callable[[np.ndarray, np.ndarray], np.ndarray], along: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the products of values along each axis."""
-    return join(join(along[0], along[1]), along[2])
 
 
 def _mirrored_ends(low: int, high: int, size: int) -> tuple[int, int]:

@@ -117,7 +117,7 @@ def block_sums(
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error
-        elif batch.ends_slab:
+        elif batch.numbers[-1] == batch.slab.numbers[-1]:
             assert growing is not None
             growing.close()
             before = None if batch.is_last else growing

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field
 from volpipe.errors import PlanError
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Grid, Triple, triple
-from volpipe.geometry.levels import FINEST, level_factors, level_shape, level_step
+from volpipe.geometry.levels import FINEST, level_factors, level_shape
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
@@ -288,7 +288,7 @@ class OutputPlan(BaseModel, ABC):
 
     def step(self, level: int) -> Triple:
         """Return by how much `level` is coarser than the level before it, per axis."""
-        return level_step(self.factors, level)
+        return triple(b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
 
     def shards(self, level: int = 0) -> Grid:
         """Return the shards of `level`: each is written by one task at once."""

@@ -188,7 +188,7 @@ class Plan(OutputPlan):
     @cached_property
     def num_active(self) -> int:
         """Number of blocks that reach the region of interest; of these a mask may leave fewer."""
-        return math.prod(sum(a < b for a, b in self.reach_along(axis)) for axis in range(3))
+        return math.prod(sum(a < b for a, b in along) for along in self.reaches)
 
     @property
     def scale(self) -> Triple:
@@ -364,7 +364,7 @@ class Plan(OutputPlan):
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
-        reach = [self._block_reaches[axis][k] for axis, k in enumerate(self.blocks.index(block))]
+        reach = [self.reaches[axis][k] for axis, k in enumerate(self.blocks.index(block))]
         box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach))
         return self.in_output(box)
 
@@ -443,12 +443,9 @@ class Plan(OutputPlan):
         channels, dtype = (self.net.out_channels, self.sum_dtype) if self.is_summed else (self.num_channels, self.dtype)
         return math.prod(self.sum_shape) * channels * dtype.itemsize
 
-    def reach_along(self, axis: int) -> list[tuple[int, int]]:
-        """Return the voxels of the lattice, clipped to the region, that the sums of each block along `axis` reach."""
-        return self._block_reaches[axis]
-
     @cached_property
-    def _block_reaches(self) -> list[list[tuple[int, int]]]:
+    def reaches(self) -> list[list[tuple[int, int]]]:
+        """The voxels of the lattice, clipped to the region, that the sums of each block reach, by axis."""
         return [[self._block_reach(axis, k) for k in range(num)] for axis, num in enumerate(self.blocks.counts)]
 
     def _block_reach(self, axis: int, block: int) -> tuple[int, int]:
@@ -482,7 +479,7 @@ class Plan(OutputPlan):
 
     def is_direct(self, shard: int) -> bool:
         """Return whether one block alone determines `shard`, and so writes it itself."""
-        return all(direct[i] for direct, i in zip(self._direct, self.shards().index(shard), strict=True))
+        return all(direct[i] for direct, i in zip(self.direct, self.shards().index(shard), strict=True))
 
     def shards_of_block(self, block: int) -> tuple[int, ...]:
         """Return the shards of level 0, ascending, that the sum of `block` reaches."""
@@ -491,15 +488,12 @@ class Plan(OutputPlan):
     @cached_property
     def num_sums(self) -> int:
         """Number of shards that are added from several blocks' sums; zero when every shard is direct."""
-        return len(self.shards()) - math.prod(map(sum, self._direct))
+        return len(self.shards()) - math.prod(map(sum, self.direct))
 
     @cached_property
-    def _direct(self) -> tuple[list[bool], ...]:
-        return tuple(map(self.direct_along, range(3)))
-
-    def direct_along(self, axis: int) -> list[bool]:
-        """Return which places along `axis` have shards that one block determines, as far as this axis goes."""
-        return [len(blocks) == 1 for blocks in self._blocks_along[axis]]
+    def direct(self) -> tuple[list[bool], ...]:
+        """Which places along each axis have shards that one block determines, as far as that axis goes."""
+        return tuple([len(blocks) == 1 for blocks in along] for along in self._blocks_along)
 
     @cached_property
     def sum_chunk(self) -> Triple:
@@ -532,7 +526,7 @@ class Plan(OutputPlan):
     @cached_property
     def sum_shape(self) -> Triple:
         """Output voxels (z, y, x) of the largest sum of a block."""
-        reach = ([b - a for a, b in self.reach_along(axis)] for axis in range(3))
+        reach = ([b - a for a, b in along] for along in self.reaches)
         return triple(max(lengths) * s for lengths, s in zip(reach, self.net.scale, strict=True))
 
     def core_start(self, block: int) -> Index:

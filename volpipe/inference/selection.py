@@ -81,7 +81,7 @@ class Selection:
         if self.is_everything and self.plan.num_active == len(self.plan.blocks):
             return None
         return self._flags(
-            [[self._cells_of(axis, r) for r in self.plan.reach_along(axis)] for axis in range(3)]
+            [[self._cells_of(axis, r) for r in along] for axis, along in enumerate(self.plan.reaches)]
         ).ravel()
 
     @property
@@ -127,7 +127,7 @@ class Selection:
         flags = self.shards(0)
         if flags is None:
             return self.plan.num_sums
-        direct = crossed(self.plan.direct_along(axis) for axis in range(3)).ravel()
+        direct = crossed(self.plan.direct).ravel()
         return int(np.count_nonzero(flags & ~direct))
 
     def is_due(self, shard: int) -> bool:

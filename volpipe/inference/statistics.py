@@ -301,7 +301,10 @@ def mapping_notes(recipe: Recipe, sample: Sample) -> list[str]:
         is_plain = (known.shift, known.scale) == (0.0, 1.0)  # as they are, said another way
         far = FAR_DEVIATIONS if choice.method == "zscore" else FAR
         (shift,), (scale,) = known.rows
-        notes += [] if is_plain else grey_notes(sample, shift, scale, _setting_of(choice), far)
+        settings = {"normalise.low and high": choice.low, "normalise.mean and std": choice.mean}
+        given = (name for name, value in settings.items() if value is not None)
+        setting = next(given, f"normalise.method {choice.method}")
+        notes += [] if is_plain else grey_notes(sample, shift, scale, setting, far)
     if trained is None or sample.is_constant:
         return notes
     if is_auto and choice.method == "range" and choice.low is None and trained != (0.0, 255.0):
@@ -329,11 +332,6 @@ def mapping_notes(recipe: Recipe, sample: Sample) -> list[str]:
             f"and the percentiles {low:g} and {high:g} are taken; {advice}"
         )
     return notes
-
-
-def _setting_of(choice: Normalise) -> str:
-    given = {"normalise.low and high": choice.low, "normalise.mean and std": choice.mean}
-    return next((name for name, value in given.items() if value is not None), f"normalise.method {choice.method}")
 
 
 def percentile(statistics: Statistics, percent: float, dtype: np.dtype) -> float:

@@ -284,10 +284,6 @@ class WindowBatch:
     voxels: Voxels | None
     error: Exception | None = None
 
-    @property
-    def ends_slab(self) -> bool:
-        return self.numbers[-1] == self.slab.numbers[-1]
-
     def parts(self, size: int) -> Iterator[WindowBatch]:
         """Yield it in parts of `size` windows at most, which were read."""
         assert self.voxels is not None

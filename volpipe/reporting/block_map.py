@@ -138,22 +138,20 @@ class BlockMap:
         views = {name: view for name, view in self.views.items() if view.longest.size > 1}
         if not views:
             return
-        columns = _joined_columns([self._cell_columns(name, view) for name, view in views.items()])
+        parts = [self._cell_columns(name, view) for name, view in views.items()]
+        columns = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+        slowest = max(float(view.longest.max()) for view in self.views.values())
         num_joined = max(view.step[0] * view.step[1] for view in views.values())
         cell = "a column of blocks" if num_joined == 1 else f"up to {count(num_joined, 'column')} of blocks"
         caption = (
             f"Each square is {cell}, seen along the axis that its panel does not show; its colour is the time of the "
-            f"slowest block in it, {duration(self._slowest)} at most. Triangles: tried again. Crosses: missing, "
+            f"slowest block in it, {duration(slowest)} at most. Triangles: tried again. Crosses: missing, "
             "set aside among them. Voxels count from the corner of the volume."
         )
         yield Chart(f"Blocks of {self.stage}: time", caption, "block_times", columns)
         if len(self.nodes) > 1:
             caption = "The node of the slowest block in each square."
             yield Chart(f"Blocks of {self.stage}: nodes", caption, "block_nodes", columns)
-
-    @property
-    def _slowest(self) -> float:
-        return max(float(view.longest.max()) for view in self.views.values())
 
     def _cell_columns(self, name: str, view: GridSide) -> dict[str, list[object]]:
         """Return the cells of a view, a row each."""
@@ -175,10 +173,6 @@ class BlockMap:
 
 def _rounded(values: np.ndarray) -> list[object]:
     return [None if value != value else float(f"{value:.3g}") for value in values.ravel().tolist()]
-
-
-def _joined_columns(parts: Sequence[Mapping[str, list[object]]]) -> dict[str, list[object]]:
-    return {name: [value for part in parts for value in part[name]] for name in parts[0]}
 
 
 def slowest_maps(maps: Mapping[str, BlockMap], schedule: Schedule) -> Iterator[Item]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from volpipe.geometry.grid import Box, Shape
-from volpipe.reporting.shades import Image2D, bar_nm, in_colour, length_text
+from volpipe.reporting.shades import Image2D, bar_nm, in_colour
 
 EDGE = 368  # pixels of a picture, at most: three are side by side
 STRIP, MIN_WIDTH, FONT = 18, 84, 12  # pixels
@@ -39,7 +39,9 @@ class Scale:
 
     def text(self, length: float) -> str:
         """Return a length for people."""
-        return length_text(length) if self.is_known else f"{length:g} voxel{'s' * (length != 1)}"
+        if not self.is_known:
+            return f"{length:g} voxel{'s' * (length != 1)}"
+        return f"{length / 1000:g} µm" if length >= 1000 else f"{length:g} nm"
 
 
 def resized(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

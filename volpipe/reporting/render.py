@@ -114,7 +114,7 @@ def _within_budget(item: Item, budget: _Budget) -> Item:
         case Picture() if not budget.takes("pictures", len(_data_url(item))):
             return _left_out(item)
         case Chart():
-            columns = {name: list(map(_json_value, _python_values(column))) for name, column in item.data.items()}
+            columns = {name: _json_values(column) for name, column in item.data.items()}
             fits = budget.takes("charts", len(json.dumps(columns, separators=(",", ":"))))
             return replace(item, data=columns) if fits else _left_out(item)
     return item
@@ -182,15 +182,11 @@ def _drawing(chart: Chart) -> dict[str, object]:
     return {"spec": _merged(spec, chart.changes), "columns": chart.data}
 
 
-def _python_values(column: Sequence[object]) -> list[object]:
-    """Return a list of Python's own values of a list or an array of numpy."""
+def _json_values(column: Sequence[object]) -> list[object]:
+    """Return the values of a list, or of an array of numpy, as JSON has them: no number that is not finite."""
     as_list = getattr(column, "tolist", None)
-    return list(column) if as_list is None else as_list()
-
-
-def _json_value(value: object) -> object:
-    """Return a value as JSON has it: what is no number in one of floating point is none at all."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    values = list(column) if as_list is None else as_list()
+    return [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON

@@ -126,8 +126,3 @@ def bar_nm(most: float) -> float:
     """Return the largest of 1, 2 and 5 times a power of ten that is at most `most`."""
     power = 10.0 ** np.floor(np.log10(most))
     return float(max(step * power for step in (1, 2, 5) if step * power <= most * (1 + 1e-9)))
-
-
-def length_text(nm: float) -> str:
-    """Return a length for people: 500 nm, 2 µm."""
-    return f"{nm / 1000:g} µm" if nm >= 1000 else f"{nm:g} nm"
