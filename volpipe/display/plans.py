@@ -77,7 +77,9 @@ def grey_line(plan: Plan) -> str:
         ends = "0 … 255" if choice.low is None else f"{choice.low:g} … {choice.high:g}"
         said = f"{ends} of {dtype}, as of 8 bits, if all voxels lie there, else percentiles → -1 … 1"
     elif choice.method == "range":
-        ends = f"{np.iinfo(dtype).min} … {np.iinfo(dtype).max}" if dtype.kind in "iu" else "least … greatest, measured,"
+        ends = "least … greatest, measured,"
+        if np.issubdtype(dtype, np.integer):
+            ends = f"{np.iinfo(dtype).min} … {np.iinfo(dtype).max}"
         said = f"{ends} of {dtype} → -1 … 1"
     else:
         low, high = choice.percentiles

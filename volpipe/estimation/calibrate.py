@@ -435,7 +435,7 @@ def _try_output(job: Job, block: int) -> tuple[np.ndarray, float, float]:
 
 def _try_coarser(plan: Plan, box: Box) -> float:
     """Write the coarser voxels of `box` as a shard that is empty otherwise; return stored bytes per coarser voxel."""
-    method = "mode" if plan.recipe.output.kind == "labels" else "mean"
+    method = "mode" if plan.is_labels else "mean"
     target, before = plan.shards(1).box(0), _bytes_in(Path(plan.out))
     coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
     part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))

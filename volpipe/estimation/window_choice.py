@@ -249,7 +249,7 @@ def is_allowed(plan: Plan, measured: Difference) -> bool:
     """
     if plan.is_labels or measured.normalise != plan.recipe.normalise:
         return False
-    if plan.dtype.kind == "f":
+    if np.issubdtype(plan.dtype, np.floating):
         return measured.relative <= MOST_RELATIVE
     # the levels of the output are those of the output of 8 bits that was measured
     is_same_range = plan.intensity == plan.net.intensity and (plan.intensity == "unit" or plan.source.dtype == "uint8")
@@ -308,7 +308,7 @@ def _precision_note(chosen: Plan, fitting: Sequence[_Candidate], allowed: Mappin
         return ""
     precision = other.plan.precision
     measured = allowed[precision]
-    if chosen.dtype.kind == "f":
+    if np.issubdtype(chosen.dtype, np.floating):
         change = f"voxels by at most {measured.relative:.1g} of the output's range"
     else:
         change = f"{measured.share:.2g} of the voxels by one grey level" if measured.levels else "no voxel"

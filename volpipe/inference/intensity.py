@@ -100,7 +100,7 @@ class Affine:
             VolpipeError: with the largest.
         """
         is_identity, is_wide = (self.shift, self.scale) == (0.0, 1.0), data.dtype.itemsize > 2
-        if not (is_identity and is_wide and data.dtype.kind in "iu" and data.size):
+        if not (is_identity and is_wide and np.issubdtype(data.dtype, np.integer) and data.size):
             return
         largest = max(abs(int(data.min())), abs(int(data.max())))
         if largest > LARGEST_WHOLE:
@@ -180,7 +180,7 @@ def to_dtype(data: Array, dtype: np.dtype, tally: ClippedVoxels | None = None) -
     Raises:
         VolpipeError: a value of an array is not finite and `dtype` is an integer type, which has no word for it.
     """
-    if dtype.kind == "f":
+    if np.issubdtype(dtype, np.floating):
         return _typed(data, dtype)
     if not is_tensor(data):
         voxels = np.asarray(data)
@@ -211,4 +211,4 @@ def _typed(data: Array, dtype: np.dtype) -> Array:
 
 def unit_scale(dtype: np.dtype) -> float:
     """Return the stored value of probability 1: the largest of an integer type, 1 for floats."""
-    return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
+    return 1.0 if np.issubdtype(dtype, np.floating) else float(np.iinfo(dtype).max)

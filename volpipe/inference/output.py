@@ -248,11 +248,13 @@ def write_displays(plan: Plan) -> None:
 def _display_range(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
     """Return the display range of a channel with these `values`: from one to the other of SHOWN_PERCENTILES."""
     dtype = values.dtype
-    if dtype.kind != "u" or dtype.itemsize > 2:  # of these differences of sorted values stay exact as they are
+    # Whose sorted values have differences that are exact as they are.
+    is_exact = np.issubdtype(dtype, np.unsignedinteger) and dtype.itemsize <= 2
+    if not is_exact:
         values = values[np.isfinite(values)].astype(np.float64)
     values = values[values != 0] if is_partial and values.any() else values
     low, start, end, high = np.percentile(values if values.size else [0.0], (0, *SHOWN_PERCENTILES, 100)).tolist()
-    if dtype.kind == "f":
+    if np.issubdtype(dtype, np.floating):
         low, start, end, high = (float(f"{value:.6g}") for value in (low, start, end, high))
         end = end if start < end else start + 1
         return Display(name, (min(low, start), max(high, end)), (start, end))

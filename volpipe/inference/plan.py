@@ -390,7 +390,7 @@ class Plan(OutputPlan):
         keeps_integers = (
             self.net.integers
             and self.intensity == "same"
-            and np.dtype(self.source.dtype).kind in "iu"
+            and np.issubdtype(self.source.dtype, np.integer)
             and self.out_dtype == self.source.dtype
         )
         return (
@@ -674,7 +674,7 @@ def _set_or_chosen(choice: T | Auto, chosen: T) -> T:
 
 def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -> str:
     """Return the output's type; refuse one that cannot hold a function's results, or NaN and infinity that are kept."""
-    is_kept = dtype.kind in "iu" and (net.integers or (dtype.itemsize <= 2 and dtype != np.int8))
+    is_kept = np.issubdtype(dtype, np.integer) and (net.integers or (dtype.itemsize <= 2 and dtype != np.int8))
     if recipe.output.kind == "classes":
         return _classes_dtype(recipe, net)
     own = net.dtype or (
@@ -686,7 +686,7 @@ def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -
             f"output.dtype {out_dtype} cannot hold all that function {net.label} gives, which is {net.dtype}; leave it "
             f"out, or let the function return {out_dtype}, rounded and clipped as it should be"
         )
-    if recipe.infer.nonfinite == "keep" and np.dtype(out_dtype).kind != "f":
+    if recipe.infer.nonfinite == "keep" and not np.issubdtype(out_dtype, np.floating):
         raise PlanError(
             f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"
         )

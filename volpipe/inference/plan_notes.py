@@ -40,7 +40,7 @@ def plan_notes(
     if trained is not None and not sample.is_constant:
         notes += contrast_notes(sample.volume, trained, net.label)
     masked = None if mask is None else take_sample(mask)
-    if masked is not None and masked.volume.dtype.kind != "f" and image_share(masked) is not None:
+    if masked is not None and not np.issubdtype(masked.volume.dtype, np.floating) and image_share(masked) is not None:
         notes.append(
             f"mask: {masked.seen}, and looks like an image: all that is not 0 is selected; is it the right array?"
         )

@@ -349,7 +349,7 @@ def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.nd
 
     def flags(box: Box) -> np.ndarray:
         data = reader.read(box)[0]
-        if data.dtype.kind == "f" and np.isnan(data).any():
+        if np.issubdtype(data.dtype, np.floating) and np.isnan(data).any():
             raise PlanError(f"mask {mask} has NaN in its box {box}; make these voxels 0 or 1")
         return np.asarray(data != 0)
 

@@ -60,7 +60,7 @@ class Statistics:
 
 def is_counted(dtype: np.dtype) -> bool:
     """Return whether voxels of `dtype` are counted value by value."""
-    return dtype.kind in "iu" and dtype.itemsize == 1
+    return np.issubdtype(dtype, np.integer) and dtype.itemsize == 1
 
 
 def check_grey(choice: Normalise, volume: Volume) -> None:
@@ -71,7 +71,7 @@ def check_grey(choice: Normalise, volume: Volume) -> None:
 
 
 def _may_be_labels(dtype: np.dtype) -> bool:
-    return dtype.kind in "iu" and dtype.itemsize > 2
+    return np.issubdtype(dtype, np.integer) and dtype.itemsize > 2
 
 
 def as_trained(recipe: Recipe, sample: Sample | None) -> Recipe:
@@ -103,7 +103,7 @@ def byte_ends(low: float, high: float, dtype: np.dtype) -> tuple[float, float] |
 
     Grey levels that fill less than USED of such a range are others: nobody knows of what.
     """
-    tops = (1.0, 255.0) if dtype.kind == "f" else (255.0,)
+    tops = (1.0, 255.0) if np.issubdtype(dtype, np.floating) else (255.0,)
     return next(((0.0, top) for top in tops if low >= 0 and high <= top * ROUNDED and high - low >= USED * top), None)
 
 
@@ -120,7 +120,7 @@ def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
     """Return whether `choice` asks for statistics that are neither given nor known from the type."""
     choice = resolve_method(choice, dtype)
     if choice.method == "range":
-        return choice.low is None and dtype.kind == "f"
+        return choice.low is None and np.issubdtype(dtype, np.floating)
     if choice.method == "zscore":
         return choice.mean is None
     return choice.method == "bytes" or (choice.method == "percentile" and choice.low is None)
@@ -137,7 +137,7 @@ def needs_histogram(choice: Normalise, dtype: np.dtype, statistics: Statistics |
 
 def is_finite(data: np.ndarray) -> bool:
     """Return whether no voxel of `data` is NaN or infinite."""
-    return data.dtype.kind != "f" or bool(np.isfinite(data).all())
+    return not np.issubdtype(data.dtype, np.floating) or bool(np.isfinite(data).all())
 
 
 def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statistics:
@@ -355,7 +355,7 @@ def percentile(statistics: Statistics, percent: float, dtype: np.dtype) -> float
 def _extremes(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -> tuple[float, float]:
     if choice.low is not None and choice.high is not None:
         return choice.low, choice.high
-    if choice.method == "range" and dtype.kind in "iu":
+    if choice.method == "range" and np.issubdtype(dtype, np.integer):
         info = np.iinfo(dtype)
         return float(info.min), float(info.max)
     assert statistics is not None

@@ -278,7 +278,7 @@ class Drawing:
         """The difference that is full blue or red."""
         changes = [plane.change.ravel() for plane in self.planes if plane.change is not None]
         values = np.concatenate(changes) if changes else np.zeros(0)
-        return display_change(values, is_whole=self.shown_output.plan.dtype.kind in "iu")
+        return display_change(values, is_whole=np.issubdtype(self.shown_output.plan.dtype, np.integer))
 
     @property
     def legend(self) -> str:

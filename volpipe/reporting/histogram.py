@@ -22,10 +22,11 @@ def edges_of(values: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the edges of the bins of all series: a bin for each whole number as far as these are few."""
     filled = [each for each in values.values() if each.size]
     low, high = float(min(each.min() for each in filled)), float(max(each.max() for each in filled))
-    if all(each.dtype.kind in "iub" for each in filled) and high - low < 2 * MOST_BINS:
+    is_whole = all(each.dtype == bool or np.issubdtype(each.dtype, np.integer) for each in filled)
+    if is_whole and high - low < 2 * MOST_BINS:
         return np.arange(low, high + 2) - 0.5
-    if all(each.dtype.kind in "iub" for each in filled):
-        step = np.ceil((high - low + 1) / MOST_BINS)  # whole numbers: as many of them in each bin
+    if is_whole:
+        step = np.ceil((high - low + 1) / MOST_BINS)  # as many whole numbers in each bin
         return np.arange(low, high + step + 1, step) - 0.5
     return np.linspace(low, high if high > low else low + 1.0, MOST_BINS + 1)
 

@@ -53,7 +53,7 @@ class Patch:
     def values(self, channel: int | None = None) -> np.ndarray:
         """Return the values that are known and finite, (n,), of a channel, or of all that were read."""
         known = (self.data if channel is None else self.data[channel : channel + 1])[:, self.is_known]
-        finite: np.ndarray = known[np.isfinite(known)] if known.dtype.kind == "f" else known.ravel()
+        finite: np.ndarray = known[np.isfinite(known)] if np.issubdtype(known.dtype, np.floating) else known.ravel()
         return finite
 
 
