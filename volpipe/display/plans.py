@@ -27,8 +27,8 @@ def plan_summary(plan: Plan) -> Table:
     table, source = _pairs(), plan.source
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
-    if plan.notes:
-        table.add_row("", "; ".join(plan.notes))
+    if plan.notes.volume:
+        table.add_row("", "; ".join(plan.notes.volume))
     if not plan.is_whole:
         table.add_row("roi", f"{plan.roi_box} (z, y, x)")
     if plan.mask is not None:
@@ -36,14 +36,14 @@ def plan_summary(plan: Plan) -> Table:
         if plan.mask.note:
             table.add_row("", plan.mask.note)
     table.add_row("net", f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}")
-    if plan.net_note:
-        table.add_row("", plan.net_note)
+    if plan.notes.net:
+        table.add_row("", plan.notes.net)
     if plan.net.normalise is not None and plan.net.normalise.method != "none":
         table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
-    if plan.sizes_note:
-        table.add_row("windows", f"{shape(plan.window)} voxels: {plan.sizes_note}")
-    if plan.precision_note:
-        table.add_row("infer", plan.precision_note)
+    if plan.notes.windows:
+        table.add_row("windows", f"{shape(plan.window)} voxels: {plan.notes.windows}")
+    if plan.notes.precision:
+        table.add_row("infer", plan.notes.precision)
     table.add_row("grey", grey_line(plan))
     table.add_row("output", f"{plan.out}")
     for array in plan.arrays:

@@ -189,18 +189,21 @@ def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
 
 
 def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
-    # Without its region, so that every block is whole, and with one array of all channels.
-    everything = plan.recipe.input.model_copy(update={"roi": None, "mask": None, "empty": None})
-    own = plan.changed(
-        recipe=plan.recipe.model_copy(update={"input": everything}), net=plan.net.model_copy(update={"arrays": ()}),
-        roi=((0, 0, 0), plan.source.shape), corner=(0, 0, 0), mask=None, out=str(path / "out"),
-    )  # fmt: skip
+    own = _without_region(plan).changed(out=str(path / "out"))
     path.mkdir(parents=True)
     RunFolder(path).store(own)
     create_output(own, {})
     ScratchTensors(own, path).create()
     ScratchTensors(_storing_windows(own), path).create()
     return Job(str(path), own.identity).of(normalise)
+
+
+def _without_region(plan: Plan) -> Plan:
+    """Return the plan without its region, so that every block is whole, and with one array of all channels."""
+    everything = plan.recipe.input.model_copy(update={"roi": None, "mask": None, "empty": None})
+    recipe = plan.recipe.model_copy(update={"input": everything})
+    net = plan.net.model_copy(update={"arrays": ()})
+    return plan.changed(recipe=recipe, net=net, roi=((0, 0, 0), plan.source.shape), corner=(0, 0, 0), mask=None)
 
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:

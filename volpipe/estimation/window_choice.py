@@ -95,7 +95,9 @@ def fastest_plan(make: Callable[[NetSizes], Plan], capacity: Capacity | None) ->
     is_asked = (is_open or own.has_slabs) and (capacity.gpu is not None or not capacity.on_gpu)
     speeds = _speeds(own, capacity) if is_asked else None
     is_untimed = capacity.on_gpu and not capacity.is_here and speeds is None
-    plan = own.changed(sizes_note=UNTIMED) if is_untimed and _is_open(own) and _is_large(own, on_gpu=True) else own
+    plan = own
+    if is_untimed and _is_open(own) and _is_large(own, on_gpu=True):
+        plan = own.changed(notes=replace(own.notes, windows=UNTIMED))
     if most_bytes is not None and is_open and speeds is not None:
         plan = _fastest_measured(make, own, speeds, capacity, most_bytes)
     return _in_short_tasks(make, plan, speeds, on_gpu=capacity.on_gpu)
@@ -117,9 +119,7 @@ def _fastest_measured(
     if note and _is_large(own, on_gpu=capacity.on_gpu) and speeds == shipped_speeds(own.recipe.net):
         note = f"{note}; {SHIPPED}"
     return chosen.plan.changed(
-        notes=own.notes,
-        sizes_note=note,
-        precision_note=_precision_note(chosen.plan, fitting, allowed),
+        notes=replace(own.notes, windows=note, precision=_precision_note(chosen.plan, fitting, allowed))
     )
 
 

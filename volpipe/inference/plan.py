@@ -62,17 +62,34 @@ class NetSizes:
     block_voxels: int = LARGEST_VOXELS
 
 
-OWN_SIZES = NetSizes()
+@dataclass(frozen=True)
+class PlanNotes:
+    """What a user is to know of a plan, printed with it; "" and () for nothing.
+
+    Attributes:
+        volume: sentences on the volume.
+        fit: sentences on whether it suits the net.
+        mapping: the rule by which grey levels are mapped.
+        net, windows, precision: a sentence on how each was chosen.
+    """
+
+    volume: tuple[str, ...] = ()
+    fit: tuple[str, ...] = ()
+    mapping: str = ""
+    net: str = ""
+    windows: str = ""
+    precision: str = ""
+
+
+OWN_SIZES, NO_NOTES = NetSizes(), PlanNotes()
 T = TypeVar("T", bool, Precision)
 
 
 class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
-    `corner` is the voxel of the volume at which a block begins, so that shards of a region are cores of blocks.
-    `notes` for the user, on the volume, `volume_notes`, on whether it suits the net, `mapping`, the rule by which grey
-    levels are mapped, `net_note`, `sizes_note`, on the windows, and `precision_note` are printed with the plan, and not
-    stored.
+    `corner` is the voxel of the volume at which a block begins, so that shards of a region are cores of blocks. The
+    `notes` are not stored.
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
@@ -93,12 +110,7 @@ class Plan(OutputPlan):
     corner: Triple = (0, 0, 0)
     mask: Mask | None = None
     code_sha256: str = ""
-    notes: tuple[str, ...] = Field((), exclude=True, repr=False)
-    volume_notes: tuple[str, ...] = Field((), exclude=True, repr=False)
-    mapping: str = Field("", exclude=True, repr=False)
-    net_note: str = Field("", exclude=True, repr=False)
-    sizes_note: str = Field("", exclude=True, repr=False)
-    precision_note: str = Field("", exclude=True, repr=False)
+    notes: PlanNotes = Field(NO_NOTES, exclude=True, repr=False)
 
     def as_begun(self, old: Self) -> Self:
         """Return the plan with what an output keeps once it is begun, as `old` has it, and the identity of its net."""
@@ -201,7 +213,7 @@ class Plan(OutputPlan):
     def warnings(self) -> list[str]:
         """Return what a user should know of net, mask and volume before it runs, in sentences."""
         mask = [] if self.mask is None or not self.mask.note else [f"mask {self.mask.path}: {self.mask.note}"]
-        return [*cautions(self.recipe, self.net), *mask, *self.volume_notes]
+        return [*cautions(self.recipe, self.net), *mask, *self.notes.fit]
 
     @property
     def dtype(self) -> np.dtype:
@@ -621,7 +633,7 @@ def make_plan(
             corner=triple(roi.start) if moves else (0, 0, 0),
             mask=None if mask is None else lay_mask(mask, volume),
             code_sha256=code_hash(recipe.net.name, search_path),
-            notes=(*level, *volume.notes),
+            notes=PlanNotes(volume=(*level, *volume.notes)),
         )
         .with_levels()
         .checked()

@@ -212,18 +212,23 @@ class Runner:
             except Exception as error:
                 if batch == 1 or not is_shortage(error):
                     raise
-            # Fewer still where another thread found that as well.
-            self.batch = min(self.batch, batch // 2)
-            log.warning(
-                "%d windows of %s need more memory than %s has; from now on this worker computes %d at a time",
-                batch, list(self.plan.window), self.device, self.batch,
-            )  # fmt: skip
-            if self.bus.is_gpu:
-                torch.cuda.empty_cache()
+            self._halve(batch)
         expected = (len(windows), self.plan.net.out_channels, *self.plan.net.output_shape(windows.shape[2:]))
         if out.shape != expected:
             raise ValueError(f"net {self.plan.net.label} gave {tuple(out.shape)}, declared is {expected}")
         return out
+
+    def _halve(self, batch: int) -> None:
+        """Take half as many windows per call as `batch` from now on, or fewer where another thread did that too."""
+        import torch
+
+        self.batch = min(self.batch, batch // 2)
+        log.warning(
+            "%d windows of %s need more memory than %s has; from now on this worker computes %d at a time",
+            batch, list(self.plan.window), self.device, self.batch,
+        )  # fmt: skip
+        if self.bus.is_gpu:
+            torch.cuda.empty_cache()
 
     def _compute(self, windows: torch.Tensor, batch: int = 0) -> torch.Tensor:
         """Return the output of the net for `windows`, to which empty ones are added up to a whole `batch`.

@@ -288,7 +288,7 @@ class RunWork(OutputWork[Plan, Report]):
     def announce(self) -> None:
         """Say what is about to run, and note in the log what a user should know of the volume; see `OutputWork`."""
         super().announce()
-        for note in self.plan.notes:
+        for note in self.plan.notes.volume:
             log.info("input %s: %s", self.plan.source.path, note)
 
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[Report]:

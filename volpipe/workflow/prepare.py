@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -111,12 +111,13 @@ def prepare_for(
         check_output(array)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
-    notes = plan_notes(recipe, given, net, volume, sample, mask, trained)
-    size_note = unknown_size_note(volume, trained)
-    return plan.changed(
-        notes=(*plan.notes, *filter(None, [size_note])), volume_notes=tuple(notes),
+    notes = replace(
+        plan.notes,
+        volume=(*plan.notes.volume, *filter(None, [unknown_size_note(volume, trained)])),
+        fit=tuple(plan_notes(recipe, given, net, volume, sample, mask, trained)),
         mapping=mapping(recipe.normalise, volume.dtype),
-    )  # fmt: skip
+    )
+    return plan.changed(notes=notes)
 
 
 OUTPUT_OF: Mapping[str, Callable[[Plan], object]] = {  # an array of a run, as far as later stages rest on it
@@ -148,7 +149,7 @@ def longest_first(plans: Sequence[Plan], maker: str = "") -> Sequence[Plan]:
         return plans
     note = f"the longest of {len(plans)} nets that stage {maker} tries"
     ranked = sorted(plans, key=lambda plan: -plan.net.num_parameters * plan.lattice.num_windows * prod(plan.window))
-    return [plan.changed(net_note=note) for plan in ranked]
+    return [plan.changed(notes=replace(plan.notes, net=note)) for plan in ranked]
 
 
 def sample_for(recipe: Recipe, volume: Volume) -> Sample | None:
