@@ -1,4 +1,4 @@
-"""What a site is told: a frozen dataclass of the site's own, filled from a small TOML file and the environment.
+"""The settings of a site: a frozen dataclass of the site's own, filled from a small TOML file and the environment.
 
 Not here: what a site does with it (configs). Of the same setting, the environment has the last word.
 """
@@ -36,7 +36,7 @@ def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
 
     Args:
         kind: its fields are str, int, float, bool, list[str] or dict[str, str], each or None.
-        site: the site's file, `__file__`; ``slurm_htex.py`` is told by ``~/.config/volpipe/slurm_htex.toml``.
+        site: the site's file, `__file__`; ``~/.config/volpipe/slurm_htex.toml`` has those of ``slurm_htex.py``.
         prefix: of the environment's names, such as VOLPIPE_SLURM.
 
     Raises:
@@ -240,5 +240,7 @@ def slurm_settings(site: str) -> dict[str, Any]:  # Any: TOML values
     Raises:
         SettingsError: the settings are no TOML.
     """
-    told = {name: os.environ[variable] for variable, name in _variables(SLURM_PREFIX).items() if os.environ[variable]}
-    return _read_toml(settings_file(Path(site).stem)) | told
+    written = {
+        name: os.environ[variable] for variable, name in _variables(SLURM_PREFIX).items() if os.environ[variable]
+    }
+    return _read_toml(settings_file(Path(site).stem)) | written

@@ -144,7 +144,7 @@ def _hook_opening() -> None:
     sys.addaudithook(_note_opened_file)
 
 
-class _Beside(MetaPathFinder):
+class _UserModuleFinder(MetaPathFinder):
     """Finds modules in the folders of the user's code that runs, or ran last.
 
     Args:
@@ -271,8 +271,8 @@ def _hash_of(module: ModuleType) -> str:
 def _enter(folders: tuple[str, ...]) -> None:
     """Have modules of `folders` in place of those of the code that ran before."""
     global _world
-    if not any(isinstance(finder, _Beside) for finder in sys.meta_path):
-        sys.meta_path[:] = [_Beside(is_first=True), *sys.meta_path, _Beside(is_first=False)]
+    if not any(isinstance(finder, _UserModuleFinder) for finder in sys.meta_path):
+        sys.meta_path[:] = [_UserModuleFinder(is_first=True), *sys.meta_path, _UserModuleFinder(is_first=False)]
     if folders != _world.folders or not _world.is_as_it_was:
         _world.hide()
         _world = _worlds.setdefault(folders, _World(folders))

@@ -66,7 +66,7 @@ def test_a_huge_volume_and_a_slow_net_are_tried_in_time_by_smaller_blocks(
     assert found.estimate.rates is not None
     assert found.estimate.rates.infer_seconds == pytest.approx(seconds, rel=0.5)
     assert heard == sorted(heard)
-    assert not (tmp_path / "out.zarr.run" / "rehearsal").exists()
+    assert not (tmp_path / "out.zarr.run" / "calibration").exists()
 
 
 def test_what_smaller_blocks_tell_is_what_whole_ones_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

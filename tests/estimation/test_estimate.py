@@ -240,7 +240,7 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(tmp_path: Pa
     plan = made(tmp_path, blend, mode)
     found = preview(plan, Inline().start).estimate
     assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "out.run/rehearsal").exists()
+    assert not (tmp_path / "out.run/calibration").exists()
     report = report_of(plan)
     assert report.estimate is not None
     assert report.estimate.rates == found.rates
@@ -371,7 +371,7 @@ def test_planned_files_and_folders_are_those_that_a_run_writes(tmp_path: Path, o
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["stored", "streamed"])
-def test_without_a_rehearsal_bytes_are_bounds_and_nothing_is_run_or_written(tmp_path: Path, mode: str) -> None:
+def test_without_a_calibration_bytes_are_bounds_and_nothing_is_run_or_written(tmp_path: Path, mode: str) -> None:
     plan = made(tmp_path, "hann", mode)
     found = preview(plan, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.n5"]
@@ -395,7 +395,7 @@ def test_alternatives_differ_from_the_plan_and_say_why_not(tmp_path: Path) -> No
     assert "×" in stored.why or "needs" in stored.why
 
 
-def test_a_net_that_fails_is_told_by_the_rehearsal_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_net_that_fails_is_found_by_the_calibration_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        if x.any():\n"
         "            raise ValueError('no such weather')\n        return x\ndef build():\n    return Net()\n"
@@ -406,7 +406,7 @@ def test_a_net_that_fails_is_told_by_the_rehearsal_and_leaves_nothing(tmp_path: 
     plan = prepare(str(location), recipe, tmp_path / "out", Path.cwd())
     with pytest.raises(RunStopped, match="no such weather"):
         preview(plan, Inline().start)
-    assert not (tmp_path / "out.run/rehearsal").exists()
+    assert not (tmp_path / "out.run/calibration").exists()
 
 
 LIMITS = [

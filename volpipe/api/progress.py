@@ -91,11 +91,11 @@ def rows_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator
 def both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
     """Return what tells both, in this order."""
 
-    def tell(*arguments: P.args, **named: P.kwargs) -> None:
+    def call_both(*arguments: P.args, **named: P.kwargs) -> None:
         first(*arguments, **named)
         second(*arguments, **named)
 
-    return tell
+    return call_both
 
 
 def voxels_per_block(plan: Plan) -> float:

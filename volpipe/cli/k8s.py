@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PREFIX = "VOLPIPE_K8S"
 NEEDED = ("image", "namespace", "claims")
 OF_A_DRIVER_OUTSIDE = ("address", "kubeconfig", "context", "uid")
-USER = 1000  # of pods where the site is told none; the image's own
+USER = 1000  # of pods where the site has no setting for it; the image's own
 INPUTS = (
     "volume",
     "affinities",
@@ -113,29 +113,34 @@ def _documents_by_part(
         raise SiteError(
             f"site {site} has no setting {missing[0]}, so it is none for Kubernetes; give --config k8s_htex"
         )
-    told: Any = read_settings(kind, file, PREFIX)  # Any: a dataclass of a site's own
-    asked = getattr(told, "uid", None)
+    settings: Any = read_settings(kind, file, PREFIX)  # Any: a dataclass of a site's own
+    asked = getattr(settings, "uid", None)
     uid = USER if asked is None else asked
-    own_uid = {f"{PREFIX}_UID": str(uid)} if hasattr(told, "uid") else {}
-    claims = read_claims(told.claims)
+    own_uid = {f"{PREFIX}_UID": str(uid)} if hasattr(settings, "uid") else {}
+    claims = read_claims(settings.claims)
     shape = Shape(
-        env={"HOME": "/tmp", **environment(told), **own_uid},
+        env={"HOME": "/tmp", **environment(settings), **own_uid},
         claims=claims,
-        pull_secrets=getattr(told, "pull_secrets", []),
-        secrets=getattr(told, "secrets", []),
-        labels=getattr(told, "labels", {}),
-        annotations=getattr(told, "annotations", {}),
-        scheduler=getattr(told, "scheduler", None),
+        pull_secrets=getattr(settings, "pull_secrets", []),
+        secrets=getattr(settings, "secrets", []),
+        labels=getattr(settings, "labels", {}),
+        annotations=getattr(settings, "annotations", {}),
+        scheduler=getattr(settings, "scheduler", None),
         uid=uid,
         gid=uid,
     )
-    yield "rights: once, by whoever may give them in the namespace", rights(told.namespace)
-    yield "claims: once, unless they exist already", storage(told.namespace, _claim_sizes(sizes, claims), storage_class)
-    yield "service: once, for trainings of several ranks", [service(told.namespace)]
+    yield "rights: once, by whoever may give them in the namespace", rights(settings.namespace)
+    yield (
+        "claims: once, unless they exist already",
+        storage(settings.namespace, _claim_sizes(sizes, claims), storage_class),
+    )
+    yield "service: once, for trainings of several ranks", [service(settings.namespace)]
     if command:
         _check_command_in_cluster(context, command, claims)
         command, port = _with_metrics(context, command)
-        job = driver_job(command, told.image, told.namespace, shape, folder=_job_folder(claims), metrics_port=port)
+        job = driver_job(
+            command, settings.image, settings.namespace, shape, folder=_job_folder(claims), metrics_port=port
+        )
         yield "job: the run; run the same job again to continue", [job]
 
 

@@ -61,8 +61,8 @@ def script(
     site = str(given["site"])
     from volpipe.apps.settings import slurm_settings
 
-    told = slurm_settings(site)
+    settings = slurm_settings(site)
     if mem_gb is None:
-        mem_gb = 0 if str(told.get("mem_gb")) == "0" else job.mem_gb
-    job = replace(job, mem_gb=mem_gb, account=account or told.get("account"))
+        mem_gb = 0 if str(settings.get("mem_gb")) == "0" else job.mem_gb
+    job = replace(job, mem_gb=mem_gb, account=account or settings.get("account"))
     print_as_stored(driver_script(job, context.args, Path.cwd(), os.environ))

@@ -134,7 +134,9 @@ def calibrate(
         jobs = [_job(plan, normalise, folder / str(n)) for n in range(num)]
         blocks = [[_inner_block(plan, rng) for _ in range(BLOCKS_EACH)] for _ in range(num)]
         watch = _time_limit([folder / str(n) / BEGUN for n in range(num)], on_try)
-        records = yield from each("rehearse", "rehearse", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=watch)
+        records = yield from each(
+            "calibrate", "calibrate", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=watch
+        )
     finally:
         delete(folder)
     rates = [_result_of(r) for r in records]
@@ -147,7 +149,7 @@ def calibrate(
     return mean, min(r.usage.started for r in records)
 
 
-def trial_bytes(plan: Plan, num_workers: int) -> float:
+def calibration_bytes(plan: Plan, num_workers: int) -> float:
     """Return the bytes on the disk while `num_workers` try blocks, if nothing compresses."""
     bound, windows, voxels = upper_bounds(plan), plan.lattice.windows_per_block, math.prod(plan.sum_shape)
     block = windows * bound.window_bytes + voxels * (bound.sum_bytes + 2 * bound.output_bytes)
@@ -155,7 +157,7 @@ def trial_bytes(plan: Plan, num_workers: int) -> float:
 
 
 def _time_limit(begun: Sequence[Path], on_try: OnTry) -> Show:
-    """Return a listener that stops a trial which takes more than MOST_SECONDS, once a worker has begun."""
+    """Return a listener that ends a calibration which takes more than MOST_SECONDS, once a worker has begun."""
     started: float | None = None
 
     def watch(progress: Progress) -> None:
@@ -209,7 +211,7 @@ def _without_region(plan: Plan) -> Plan:
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:
     """Run blocks `units` in the job's folder; the record speaks of the first for all."""
     reporter = Reporter(Path(job.folder).parents[1])  # the run's folder, in which `calibrate` makes that of the job
-    return work_once("rehearse", units[0], lambda: _measure_units(job, units), reporter)
+    return work_once("calibrate", units[0], lambda: _measure_units(job, units), reporter)
 
 
 def _measure_units(job: Job, units: Sequence[int]) -> UnitCosts:

@@ -238,7 +238,7 @@ def estimate(
     """
     totals = _Totals(plan, volume, voxel_bytes, rates or upper_bounds(plan), slots)
     stages = tuple(stage.part(share) for stage in totals.stages() if stage.units)
-    most_waiting = BLOCKS_WAITING + totals.late  # of those that the net has seen some are not discarded yet
+    most_waiting = BLOCKS_WAITING + totals.late  # some that the net has done are not discarded yet
     num_waiting = min(totals.product("blocks"), most_waiting) if plan.mode == "stored" else 0
     windows = min(num_waiting * plan.lattice.windows_per_block, totals.product("windows"))
     files, folders = (windows, 0) if plan.recipe.tensors.format == "n5" else (num_waiting, FOLDERS * num_waiting)
@@ -246,7 +246,7 @@ def estimate(
     return Estimate(
         stages=stages,
         rates=rates,
-        amplification=totals.fetched_voxels / totals.product("seen_once"),
+        amplification=totals.fetched_voxels / totals.product("touched_once"),
         output_bytes=share * totals.output_bytes,
         output_files=math.ceil(share * totals.output_files),
         output_folders=math.ceil(share * plan.num_folders),
@@ -293,9 +293,9 @@ class _Axis:
 
     Attributes:
         blocks, windows: computed.
-        seen: voxels in the chunks of the volume that the windows of each block touch, summed over blocks.
-        seen_once: voxels in all of these chunks.
-        own: as `seen`, of the chunks that a block's own voxels touch.
+        touched: voxels in the chunks of the volume that the windows of each block touch, summed over blocks.
+        touched_once: voxels in all of these chunks.
+        own: as `touched`, of the chunks that a block's own voxels touch.
         direct: shards that one block reaches.
         reached: voxels that the sums of blocks reach.
         finished: of these, voxels in shards that no later block adds to.
@@ -305,8 +305,8 @@ class _Axis:
 
     blocks: int
     windows: int
-    seen: int
-    seen_once: int
+    touched: int
+    touched_once: int
     own: int
     direct: int
     reached: int
@@ -333,8 +333,8 @@ class _Axis:
         return cls(
             blocks=sum(map(bool, lengths)),
             windows=len(windows_along(plan, axis)),
-            seen=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
-            seen_once=_voxels_touched(min(lows), max(highs), chunk, n),
+            touched=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
+            touched_once=_voxels_touched(min(lows), max(highs), chunk, n),
             own=sum(_voxels_touched(low, high, chunk, n) for low, high in own),
             direct=sum(plan.direct[axis]),
             reached=sum(lengths),
@@ -366,11 +366,11 @@ class _Totals:
     def fetched_voxels(self) -> int:
         """Voxels of the chunks that are fetched for windows, at most: by each block, or once by each worker that keeps
         them all."""
-        seen, once, volume = self.product("seen"), self.product("seen_once"), self.volume
+        touched, once, volume = self.product("touched"), self.product("touched_once"), self.volume
         num_bytes = once * volume.num_channels * volume.dtype.itemsize
         if not any(self.plan.overlap) or num_bytes > CACHE_BYTES:
-            return seen
-        return min(seen, once * (self.slots.cpu if self.plan.mode == "stored" else self.slots.gpu))
+            return touched
+        return min(touched, once * (self.slots.cpu if self.plan.mode == "stored" else self.slots.gpu))
 
     @property
     def volume_bytes(self) -> float:
@@ -600,8 +600,8 @@ def _mirrored_ends(low: int, high: int, size: int) -> tuple[int, int]:
     """Return the first and last voxel of an axis in low..high, mirrored at the faces."""
     if low >= 0 and high < size:
         return low, high
-    seen = mirror(low, high + 1, size)
-    return int(seen.min()), int(seen.max())
+    voxels = mirror(low, high + 1, size)
+    return int(voxels.min()), int(voxels.max())
 
 
 def _voxels_touched(low: int, high: int, cell: int, size: int) -> int:

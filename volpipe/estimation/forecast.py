@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
-from volpipe.estimation.calibrate import OnTry, TooSlowError, VolumeSample, calibrate, sample, trial_bytes
+from volpipe.estimation.calibrate import OnTry, TooSlowError, VolumeSample, calibrate, calibration_bytes, sample
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.limits import Limits, check_limits, disk_limits, warn_of_room
 from volpipe.estimation.measure import processor
@@ -256,7 +256,7 @@ def forecast_calibrated(
         return result
     result.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        rates, began = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.rehearsal, on_try)
+        rates, began = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.calibration, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(result, untimed=str(error))
@@ -283,7 +283,9 @@ def forecast_run(
     untried = forecast(plan, folder, pool, share)
     is_small = selection.num_blocks * num_tried(plan) < WORTH_CALIBRATING * pool.slots["gpu"]
     free_bytes = untried.limits.free_bytes
-    is_decisive = free_bytes is not None and trial_bytes(plan, untried.slots.gpu) < free_bytes < untried.most_bytes()
+    is_decisive = (
+        free_bytes is not None and calibration_bytes(plan, untried.slots.gpu) < free_bytes < untried.most_bytes()
+    )
     if share_left < 1 or (is_small and not is_decisive):
         return untried
     untried.check()  # by what is certain

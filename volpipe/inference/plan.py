@@ -32,7 +32,7 @@ from volpipe.geometry.levels import FINEST
 from volpipe.inference.output_plan import IDENTITY, OutputPlan, SourceVolume, can_stream, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
-from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, losses
+from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, trims
 from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_net_defaults
 from volpipe.nets.files import code_hash
 from volpipe.nets.net_geometry import NetArray
@@ -147,16 +147,16 @@ class Plan(OutputPlan):
         """
         placement = self.recipe.windows.placement
         assert placement != "auto", "a plan's recipe leaves no placement open"
-        unit, (before_seen, after_seen) = self.net.shrink, losses(self.net)
-        lost = [b + a for b, a in zip(before_seen, after_seen, strict=True)]
+        unit, (trim_before, trim_after) = self.net.shrink, trims(self.net)
+        trim = [b + a for b, a in zip(trim_before, trim_after, strict=True)]
         window, overlap = (
-            triple((n - m) // u for n, m, u in zip(sizes, lost, unit, strict=True))
+            triple((n - m) // u for n, m, u in zip(sizes, trim, unit, strict=True))
             for sizes in (self.window, self.overlap)
         )
         plain = Lattice(
             triple(-(-n // u) for n, u in zip(self.source.shape, unit, strict=True)), window, overlap, self.block,
             corner=triple(c // u for c, u in zip(self.corner, unit, strict=True)),
-            unit=unit, before=before_seen, after=after_seen, placement=placement,
+            unit=unit, before=trim_before, after=trim_after, placement=placement,
         )  # fmt: skip
         if placement != "lattice":
             return plain

@@ -87,7 +87,7 @@ def _destinations(
     """
     plan = selection.plan
     reached = plan.shards_of_block(block)
-    shards = list(filter(selection.is_due, reached))
+    shards = list(filter(selection.is_unwritten, reached))
     contributors = {
         s: list(filter(selection.has_block, plan.blocks_of_shard(s))) if plan.num_sums else [block] for s in shards
     }
@@ -98,7 +98,7 @@ def _destinations(
     }
     if len(closed) == len(shards):
         return closed, None
-    other = [] if selection.due is None else [shard for shard in reached if not selection.due[shard]]
+    other = [] if selection.unwritten is None else [shard for shard in reached if not selection.unwritten[shard]]
     return closed, [*closed, *other]
 
 

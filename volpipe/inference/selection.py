@@ -42,13 +42,13 @@ class Selection:
 
     Attributes:
         cells: (z, y, x / 8), uint8: a bit for each window's core, packed along x; None where all are selected.
-        due: a flag for each shard of level 0, whether it is still to be written; None where that makes no difference,
-            for every block that is computed adds to shards that are.
+        unwritten: a flag for each shard of level 0, whether it is still to be written; None where all are that a
+            computed block adds to.
     """
 
     plan: Plan
     cells: np.ndarray | None = None
-    due: np.ndarray | None = None
+    unwritten: np.ndarray | None = None
 
     @property
     def arrays(self) -> tuple[Selection, ...]:
@@ -130,9 +130,9 @@ class Selection:
         direct = crossed(self.plan.direct).ravel()
         return int(np.count_nonzero(flags & ~direct))
 
-    def is_due(self, shard: int) -> bool:
+    def is_unwritten(self, shard: int) -> bool:
         """Return whether `shard` of level 0 is selected, and still to be written."""
-        return (self.due is None or bool(self.due[shard])) and self.touches(self.plan.shards().box(shard))
+        return (self.unwritten is None or bool(self.unwritten[shard])) and self.touches(self.plan.shards().box(shard))
 
     def has_block(self, block: int) -> bool:
         """Return whether some window of `block` is computed."""
@@ -473,25 +473,25 @@ def read_selection(path: Path, plan: Plan) -> Selection:
     return Selection(plan, cells)
 
 
-def store_due(path: Path, due: np.ndarray) -> str:
+def store_unwritten(path: Path, unwritten: np.ndarray) -> str:
     """Write the flags of the shards that are still to be written to `path`; return their fingerprint."""
     with whole_file(path) as partial, partial.open("wb") as file:
-        np.save(file, due)
-    return hashlib.sha256(due.tobytes()).hexdigest()[:16]
+        np.save(file, unwritten)
+    return hashlib.sha256(unwritten.tobytes()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=4)
-def load_due(path: str, fingerprint: str) -> np.ndarray:
-    """Return the flags that `store_due` wrote.
+def load_unwritten(path: str, fingerprint: str) -> np.ndarray:
+    """Return the flags that `store_unwritten` wrote.
 
     Raises:
         RunError: they are not those of `fingerprint`.
     """
     with one_thread:
-        due: np.ndarray = np.load(path)
-    if hashlib.sha256(due.tobytes()).hexdigest()[:16] != fingerprint:
+        unwritten: np.ndarray = np.load(path)
+    if hashlib.sha256(unwritten.tobytes()).hexdigest()[:16] != fingerprint:
         raise RunError(f"{path} holds the shards of another session, not those of {fingerprint}")
-    return due
+    return unwritten
 
 
 @lru_cache(maxsize=4)

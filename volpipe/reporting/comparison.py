@@ -33,8 +33,8 @@ from volpipe.reporting.slices import (
     Sight,
     averaged,
     flat,
+    gone_in,
     inside,
-    lost_in,
     middle_of,
     missing_in,
     part_around,
@@ -57,7 +57,7 @@ class ShownOutput:
         shrink: voxels of the input per voxel of the output, where that is coarser.
         is_alike: whether both have the same grey levels, so that their difference says something.
         is_missing: tells of a level of the output and a shard of that whether it is still to be written.
-        is_lost: tells of one whether it was written, and its files are gone.
+        is_gone: tells of one whether it was written, and its files are gone.
     """
 
     plan: OutputPlan
@@ -67,7 +67,7 @@ class ShownOutput:
     shrink: Triple = (1, 1, 1)
     is_alike: bool = True
     is_missing: Callable[[int, int], bool] = lambda level, shard: False
-    is_lost: Callable[[int, int], bool] = lambda level, shard: False
+    is_gone: Callable[[int, int], bool] = lambda level, shard: False
 
     @property
     def voxel(self) -> Lengths:
@@ -108,8 +108,8 @@ class ShownOutput:
         """Return a level of the output."""
         plan = self.plan
         missing = missing_in(plan.shards(level), partial(self.is_missing, level))
-        lost = lost_in(plan.shards(level), partial(self.is_lost, level))
-        return Sight(planned_volume(plan, level), missing, lost, most_bytes)
+        gone = gone_in(plan.shards(level), partial(self.is_gone, level))
+        return Sight(planned_volume(plan, level), missing, gone, most_bytes)
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,8 @@ def _hashed(state: np.ndarray, value: np.ndarray) -> np.ndarray:
     value = (value << np.uint32(15)) | (value >> np.uint32(17))
     state = state ^ (value * np.uint32(0x1B873593))
     state = (state << np.uint32(13)) | (state >> np.uint32(19))
-    mixed: np.ndarray = state * np.uint32(5) + np.uint32(0xE6546B64)
-    return mixed
+    combined: np.ndarray = state * np.uint32(5) + np.uint32(0xE6546B64)
+    return combined
 
 
 def bar_nm(most: float) -> float:

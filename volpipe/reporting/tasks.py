@@ -196,12 +196,12 @@ def moment(seconds: float) -> str:
 def colours_of(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each name, all of them different: those of COLOURS, then paler and darker ones."""
 
-    def mixed(colour: str, turn: int) -> str:
+    def shade(colour: str, turn: int) -> str:
         end, share = 255 * (turn % 2), 0.6 ** ((turn + 1) // 2)
         parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         return "#" + "".join(f"{round(end + share * (part - end)):02x}" for part in parts)
 
-    return {name: mixed(COLOURS[i % len(COLOURS)], i // len(COLOURS)) for i, name in enumerate(names)}
+    return {name: shade(COLOURS[i % len(COLOURS)], i // len(COLOURS)) for i, name in enumerate(names)}
 
 
 def timeline(tally: JournalTally, groups: Sequence[str], box_of: BoxOf) -> list[Item]:

@@ -179,13 +179,13 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             return subject
         sums = cache(self._written)
 
-        def is_lost(level: int, number: int) -> bool:
+        def is_gone(level: int, number: int) -> bool:
             noted = sums().get((level, number), "")
             return bool(noted) and has_lost_files(
                 self.plan.out, _shard(array, level, number, split_arrays(noted)[place])
             )
 
-        return replace(subject, is_lost=is_lost)
+        return replace(subject, is_gone=is_gone)
 
     def _written(self) -> dict[tuple[int, int], str]:
         """Return the checksums of shards; none where the journal is damaged, which its tally says."""

@@ -29,7 +29,7 @@ from volpipe.inference.output import shards_behind
 from volpipe.inference.output_plan import SourceVolume
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.scratch import PARTS, ScratchTensors
-from volpipe.inference.selection import SELECTION_FILE, Selection, load_due, load_selection, scanned_boxes
+from volpipe.inference.selection import SELECTION_FILE, Selection, load_selection, load_unwritten, scanned_boxes
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join, measure_each
 from volpipe.inference.statistics import measure as measure_voxels
@@ -76,7 +76,7 @@ class Job:
     def selection(self) -> Selection:
         folder = Path(self.folder)
         selection = load_selection(str(folder / Plan.FILE), self.identity, str(folder / SELECTION_FILE), self.cells)
-        return replace(selection, due=load_due(str(folder / DUE_FILE), self.due)) if self.due else selection
+        return replace(selection, unwritten=load_unwritten(str(folder / DUE_FILE), self.due)) if self.due else selection
 
     @property
     def normalise(self) -> Affine:

@@ -97,7 +97,7 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[StageT
     """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
-    folder = RunFolder.from_output(paths.locate(plan.out)).rehearsal
+    folder = RunFolder.from_output(paths.locate(plan.out)).calibration
     trial = SegmentTrial(plan, plan.source.volume(), True, str(folder))
     try:
         return [(yield from calibrate_segmentation(trial, workers))]
@@ -166,7 +166,7 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
 
 def try_blocks(trial: SegmentTrial, number: int) -> Record[SegmentCosts]:
     """Segment some blocks in a folder of the worker's own."""
-    return work_once("rehearse", number, lambda: _try(trial, number), Reporter(Path(trial.folder).parent))
+    return work_once("calibrate", number, lambda: _try(trial, number), Reporter(Path(trial.folder).parent))
 
 
 def _try(trial: SegmentTrial, number: int) -> SegmentCosts:
