@@ -132,5 +132,5 @@ def blocks_folder(folder: Path) -> str:
 
 
 def _twice_formatted(text: str) -> str:
-    """Return what becomes `text` when Parsl formats it twice."""
+    """Return the text that Parsl, which formats it twice, turns into `text`."""
     return text.replace("{", "{{{{").replace("}", "}}}}")

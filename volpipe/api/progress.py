@@ -41,7 +41,7 @@ def _notebook_cell() -> Cell | None:
 
 @contextmanager
 def stages_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator[Callable[..., Show]]:
-    """Give what makes listeners of stages, by the name of the work and the voxels of its average block.
+    """Give a function that returns a listener of stages, by the name of the work and the voxels of its average block.
 
     Args:
         progress: whether anything is shown; None: in a notebook, unless the caller listens himself.
@@ -58,14 +58,14 @@ def stages_shown(progress: bool | None, *, has_listener: bool = False) -> Iterat
 
 @contextmanager
 def progress_shown(progress: bool | None, on_progress: Show | None) -> Iterator[Show]:
-    """Give a listener of one work that tells `on_progress`, where there is one, and shows it; `progress` as above."""
+    """Give a listener of one work that calls `on_progress`, if given, and shows the work; `progress` as above."""
     with stages_shown(progress, has_listener=on_progress is not None) as show:
         yield show() if on_progress is None else both(on_progress, show())
 
 
 @contextmanager
 def count_shown(name: str, noun: str, progress: bool | None, on_progress: Counted | None) -> Iterator[Counted]:
-    """Give a listener that tells `on_progress`, and shows under `name` how many of a `noun` are done; as above."""
+    """Give a listener that calls `on_progress`, and shows under `name` how many of a `noun` are done; as above."""
     listener = on_progress or (lambda done, whole: None)
     if not _is_shown(progress, has_listener=on_progress is not None):
         yield listener
@@ -89,7 +89,7 @@ def rows_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator
 
 
 def both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
-    """Return what tells both, in this order."""
+    """Return a function that calls both, in this order."""
 
     def call_both(*arguments: P.args, **named: P.kwargs) -> None:
         first(*arguments, **named)
@@ -99,5 +99,5 @@ def both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, Non
 
 
 def voxels_per_block(plan: Plan) -> float:
-    """Return the output voxels of the average block, by which speed is told."""
+    """Return the output voxels of the average block, in which speed is counted."""
     return math.prod(plan.out_shape) / plan.num_active

@@ -73,7 +73,7 @@ def commands() -> dict[Group, list[CommandEntry]]:
 
 
 class Subcommands(TyperGroup):
-    """Commands, each with its whole first sentence."""
+    """A command's help with its subcommands, each with its whole first sentence."""
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the commands."""
@@ -82,7 +82,7 @@ class Subcommands(TyperGroup):
 
 
 class Grouped(TyperGroup):
-    """Commands in groups, each with its whole first sentence."""
+    """The help of volpipe: commands in groups, each with its whole first sentence."""
 
     def list_commands(self, ctx: Context) -> list[str]:
         """Return the commands in the order of their groups."""

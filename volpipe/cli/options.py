@@ -72,7 +72,7 @@ def _complete_files(incomplete: str, *suffixes: str) -> Choices:
 
 
 def of_incomplete(is_read: bool) -> list[str]:
-    """Return the settings of a recipe by which an input that is not complete is read, or none."""
+    """Return the setting by which a recipe reads an input that is not complete; none unless `is_read`."""
     return ["input.incomplete=true"] if is_read else []
 
 

@@ -64,7 +64,7 @@ def tune(recipe: str, out: str | None, *, parents: Parents = False, **options: A
 
 
 def _search_folder(recipe: str, out: str | None, kind: str, *, parents: bool) -> Path:
-    """Return the folder of the trainings, of which that above must be there."""
+    """Return the folder of the trainings; the folder around it must be there."""
     result_is_in_files()
     folder = Path(out or f"{Path(recipe).stem}.{kind}")
     check_folder(f"--out {folder}", folder, parents=parents)

@@ -44,7 +44,7 @@ IN_ASCII = {
 
 
 def console(*, stderr: bool) -> Console:
-    """Return what prints to a stream: as wide as its terminal, if it is one."""
+    """Return the console of a standard stream: as wide as its terminal, if it is one."""
     stream: TextIO | None = sys.stderr if stderr else sys.stdout
     known = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
     return plain_console(stderr=stderr, soft_wrap=True, width=None if known else PLAIN_WIDTH)
@@ -116,7 +116,7 @@ class LastingStream:
             self.fault = error.strerror or str(error)
 
     def _drop(self) -> None:
-        """Let all that is still buffered, and what comes, go nowhere."""
+        """Drop all that is still buffered, and all that will be written."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

@@ -23,7 +23,7 @@ LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one af
 
 
 def plan_summary(plan: Plan) -> Table:
-    """Return what goes in and what comes out."""
+    """Return a table of the input, the net and the output of `plan`."""
     table, source = _pairs(), plan.source
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
@@ -116,7 +116,7 @@ def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return how the work is divided."""
+    """Return a table of the windows, blocks and files of `plan`."""
     from volpipe.inference.selection import Selection
 
     lattice, table, selection = plan.lattice, _pairs(), Selection(plan)
@@ -132,7 +132,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def _beyond_the_volume(plan: Plan) -> str:
-    """Return what windows see beyond the volume, which surprises where they are larger than that."""
+    """Return a sentence on what windows see beyond the faces of the volume."""
     is_mirrored = plan.lattice.placement == "lattice"
     if any(w > n for w, n in zip(plan.window, plan.source.shape, strict=True)):
         how = "mirrored at its faces" if is_mirrored else "padded with zeros on both sides"

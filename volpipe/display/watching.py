@@ -57,7 +57,7 @@ def follow(
 
 @contextmanager
 def drawing(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Give what draws in the place of what it drew before, on a terminal; it is gone at the end."""
+    """Give a function that draws on a terminal in the place of its last drawing, which is gone at the end."""
     wrapping = plain_console(file=console.file)
     with Live(console=wrapping, auto_refresh=False, transient=True) as live:
         yield lambda drawn: live.update(drawn, refresh=True)
@@ -149,7 +149,7 @@ def _now(status: Status) -> Now:
 
 
 def _stage_table(status: Status, most: int) -> Table:
-    """Return a line for each stage, of several works those of each."""
+    """Return a table with a line for each stage, of several works with the stages of each."""
     table = columns("stage", "", "done", "in flight", "failed", left=("stage", ""), caption=_took(status))
     rows = list(_stages(status)) + [(part.name, None) for part in status.parts if not part.stages]
     for name, note in rows[:most]:

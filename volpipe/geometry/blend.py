@@ -95,7 +95,7 @@ def reach(family: Family, lattice: Lattice, axis: int, index: int) -> tuple[int,
 
 
 def _met(lattice: Lattice, axis: int, index: int) -> int:
-    """Return where window `index` takes over from the one before it, at the edge; the first and the end at faces."""
+    """Return the voxel at which cropped windows at the edge change from `index - 1` to `index`; or the face."""
     if index == 0:
         return lattice.start_along(axis, 0)
     before = lattice.start_along(axis, index - 1) + lattice.window[axis]
@@ -103,7 +103,7 @@ def _met(lattice: Lattice, axis: int, index: int) -> int:
 
 
 def windows_over(family: Family, lattice: Lattice, axis: int, start: int, stop: int) -> range:
-    """Return the windows along `axis` that add to a voxel of start..stop-1, which lie in the volume."""
+    """Return the windows along `axis` that add to any voxel from `start` to `stop`, which lie in the volume."""
     count = lattice.counts[axis]
     if lattice.placement == "lattice":
         before, after = support(lattice, family)

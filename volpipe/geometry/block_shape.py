@@ -93,11 +93,11 @@ class Sizes:
         return self.is_blended or any(a % s for a, s in zip(self._region_box.start, self.stride, strict=True))
 
     def num_blocks(self, block: Triple) -> int:
-        """Return the number of blocks of that many windows."""
+        """Return the number of blocks of `block` windows."""
         return math.prod(-(-n // b) for n, b in zip(self.counts, block, strict=True))
 
     def bounds(self, axis: int, block: int) -> list[int]:
-        """Return the windows along `axis` with which blocks of so many begin, as `Lattice` has it, and the end."""
+        """Return the first window along `axis` of each block of `block` windows, and the end of the last block."""
         size, stride = self.shape[axis], self.stride[axis]
         start, stop = self._region_box.start[axis], self._region_box.stop[axis]
         before = self.overlap[axis] // 2 if self.is_blended else 0
@@ -107,11 +107,11 @@ class Sizes:
         return [max(0, (start - after) // stride), *range(later, end, block), end]
 
     def num_filled(self, block: Triple) -> int:
-        """Return the number of blocks of that many windows that hold some."""
+        """Return the number of blocks of `block` windows that are not empty."""
         return math.prod(map(self.num_along, range(3), block))
 
     def num_along(self, axis: int, block: int) -> int:
-        """Return the number of these blocks along `axis`."""
+        """Return the number of blocks of `block` windows along `axis` that are not empty."""
         return len(self.bounds(axis, block)) - 1
 
     def core(self, block: Triple) -> Triple:
@@ -123,7 +123,7 @@ class Sizes:
         return slab_layers(block, self.stride, self.scale, None if self.is_summed else self.chunk)
 
     def slab_bytes(self, block: Triple) -> int:
-        """Return the bytes of a worker's slabs: what two see, a layer of chunks that is read, and what two make.
+        """Return the bytes of a worker's slabs: the input of two, a layer of chunks being read, and the output of two.
 
         Of sums, two bands of all layers that a slab reaches, and a layer of chunks that waits for the rest of them: of
         sums on their way to scratch, or of the output, while the next is added to it.
@@ -148,7 +148,7 @@ class Sizes:
         return self.slab_bytes(block) <= LARGEST_SLABS
 
     def fetches(self, axis: int, block: int) -> float:
-        """Return how often a chunk is needed along `axis` by blocks of so many windows, of those that any needs."""
+        """Return how many blocks of `block` windows need a chunk along `axis`, on average."""
         size, chunk, stride = self.shape[axis], self.input_chunk[axis], self.stride[axis]
         before, bounds = self.overlap[axis] // 2, self.bounds(axis, block)
         after = self.overlap[axis] - before
@@ -227,7 +227,7 @@ def _axis_block(count: int, stride: int, scale: int, target: int) -> int:
 
 
 def _large_block(sizes: Sizes, small: Triple) -> Triple:
-    """Return the windows of blocks of which each chunk of the volume is needed by few, and workers have enough.
+    """Return the windows of blocks so large that few of them read a chunk, and small enough that workers have enough.
 
     Where there are no more than enough of the `small` ones, these.
     """
@@ -253,7 +253,7 @@ def _large_block(sizes: Sizes, small: Triple) -> Triple:
 
 
 def _lengths(sizes: Sizes, axis: int, small: int) -> list[int]:
-    """Return the windows along `axis` that a large block may have: whole chunks where `small` ones are, even parts."""
+    """Return how many windows a large block may have along `axis`: whole chunks if `small` is, or even parts."""
     step, count = sizes.stride[axis] * sizes.scale[axis], sizes.counts[axis]
     unit = CHUNK_TARGET // math.gcd(CHUNK_TARGET, step)
     unit = unit if small % unit == 0 else 1

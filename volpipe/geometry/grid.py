@@ -214,7 +214,7 @@ class Grid:
         yield from map(self.number, cells(box, self.cell))
 
     def num_voxels_touching(self, box: Box) -> int:
-        """Return how many voxels the cells that share one with `box` have, were none clipped."""
+        """Return the voxels of all cells that touch `box`, as if no cell were clipped."""
         return math.prod((-(-b // c) - a // c) * c for a, b, c in zip(box.start, box.stop, self.cell, strict=True))
 
 
@@ -315,12 +315,12 @@ class Lattice:
 
     @property
     def seen(self) -> Shape:
-        """Voxels (z, y, x) of the volume that the net sees of a window."""
+        """Shape (z, y, x) of the voxels of the volume that a window sees."""
         sizes = zip(self.window, self.unit, self.before, self.after, strict=True)
         return tuple(w * u + b + a for w, u, b, a in sizes)
 
     def seen_along(self, axis: int, start: int, stop: int) -> tuple[int, int]:
-        """Return what windows see along `axis`, in voxels of the volume, that give voxels `start` to `stop` here."""
+        """Return the voxels of the volume along `axis` that windows see to give voxels `start` to `stop` here."""
         unit = self.unit[axis]
         return start * unit - self.before[axis], stop * unit + self.after[axis]
 
@@ -423,12 +423,12 @@ class Lattice:
         return tuple(windows[p] for p, windows in zip(place, along, strict=True))
 
     def window_box(self, number: int) -> Box:
-        """Return what the net sees of window `number`; it reaches outside the volume at the faces."""
+        """Return the box that window `number` sees; it reaches outside the volume at the faces."""
         start = self.window_start(self.window_index(number))
         return self._seen_box(Box(start, tuple(a + w for a, w in zip(start, self.window, strict=True))))
 
     def input_box(self, block: int) -> Box:
-        """Return what the windows of `block` see, which holds some; it reaches outside the volume at the faces."""
+        """Return the box that the windows of `block`, of which there are some, see; it may leave the volume."""
         along = [self.windows_along(axis, k) for axis, k in enumerate(self.blocks.index(block))]
         start, last = (self.window_start(tuple(windows[i] for windows in along)) for i in (0, -1))
         return self._seen_box(Box(start, tuple(a + w for a, w in zip(last, self.window, strict=True))))

@@ -138,7 +138,7 @@ def _add_windows(growing: BlockSum, runner: Runner, batch: WindowBatch, voxels: 
 
 
 def _in_type(outs: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return what a net gave for voxels as they are stored in the type of the output, which holds all of its values.
+    """Return the net's output for voxels as they are stored, in the type of the plan's output, which holds all of it.
 
     Raises:
         NetError: it does not.
@@ -164,7 +164,7 @@ def _in_type(outs: torch.Tensor, plan: Plan) -> torch.Tensor:
 def lifted(
     incoming: Iterable[WindowBatch], bus: Bus, *, as_stored: bool
 ) -> Iterator[tuple[WindowBatch, torch.Tensor | None]]:
-    """Yield each batch with its voxels on the device of `bus`, to which an array goes once; None with an error.
+    """Yield each batch with its voxels on the device of `bus`, None if it has an error; each array goes there once.
 
     Those that do not go through the net `as_stored` must fit float32.
     """

@@ -43,7 +43,7 @@ class Affine:
 
     @classmethod
     def of_channels(cls, maps: Sequence[Affine]) -> Affine:
-        """Return the map of several channels, each by its own of `maps`; of one channel that."""
+        """Return one map of several channels: that of channel i is `maps[i]`."""
         if len(maps) == 1:
             return maps[0]
         ends = tuple(pair for each in maps for pair in each.ends)
@@ -51,7 +51,7 @@ class Affine:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[float]]) -> Affine:
-        """Return the map that `rows` made."""
+        """Return the map whose `rows` these are."""
         shift, scale = (row[0] if len(row) == 1 else tuple(row) for row in rows[:2])
         return cls(shift, scale, tuple(zip(*rows[2:], strict=True)))
 
@@ -63,7 +63,7 @@ class Affine:
 
     @property
     def as_json(self) -> dict[str, object]:
-        """What an output says of it."""
+        """The map as the attributes of an output hold it."""
         return {"shift": self.shift, "scale": self.scale} | ({"ends": self.ends} if self.ends else {})
 
     def apply(self, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -328,7 +328,7 @@ def selected(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
 def summed_layers(
     selection: Selection, box: Box, summed: Callable[[Box], np.ndarray]
 ) -> Iterator[tuple[Box, np.ndarray]]:
-    """Yield layers of `box` of level 0, the next ones of a shard, as they will be stored; `summed` returns parts so.
+    """Yield layers of `box` of level 0, as they will be stored; `summed` returns the voxels of a part of one.
 
     Of a large shard these parts are whole chunks of block tensors, which are read once, so that little is in memory.
     """
@@ -432,7 +432,7 @@ def close_shard(plan: OutputPlan, shard: int, file: ShardFile, level: int = 0) -
 def writing_shard(
     plan: OutputPlan, shard: int, layers: Iterable[tuple[Box, np.ndarray]], level: int = 0
 ) -> Callable[[], str]:
-    """Return what writes `shard` of `level`, and returns its checksums.
+    """Return a function that writes `shard` of `level`, and returns its checksums.
 
     Where it is not written layer by layer, its voxels are in memory by now.
     """

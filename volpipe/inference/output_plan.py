@@ -269,7 +269,7 @@ class OutputPlan(BaseModel, ABC):
         return self.model_validate({name: getattr(self, name) for name in type(self).model_fields} | fields)
 
     def as_begun(self, old: Self) -> Self:
-        """Return the plan with what an output keeps once it is begun, as `old` has it."""
+        """Return the plan with the sizes of the plan `old` by which its output was begun."""
         return self.changed(**{name: getattr(old, name) for name in self.SIZES})
 
     @property
@@ -309,7 +309,7 @@ class OutputPlan(BaseModel, ABC):
 
 
 def _plan_fields(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:  # Any: values of plans
-    """Yield the values of `tree`, those one level below with both names."""
+    """Yield the names and values of `tree`; those of a table in it as TABLE.NAME."""
     for name, value in tree.items():
         if isinstance(value, dict) and not above:
             yield from _plan_fields(value, f"{name}.")

@@ -49,7 +49,7 @@ SUM_TYPE = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class NetSizes:
-    """What a recipe may leave open of how its net computes.
+    """Sizes and arithmetic of a net that a recipe may leave open.
 
     Attributes:
         window: (z, y, x), None for the net's own.
@@ -113,7 +113,7 @@ class Plan(OutputPlan):
     notes: PlanNotes = Field(NO_NOTES, exclude=True, repr=False)
 
     def as_begun(self, old: Self) -> Self:
-        """Return the plan with what an output keeps once it is begun, as `old` has it, and the identity of its net."""
+        """Return the plan with the sizes, and the net's identity, of the plan `old` by which its output was begun."""
         return super().as_begun(old).changed(net=self.net.as_begun(old.net))
 
     def net_changes(self, new: Self) -> list[str]:
@@ -123,7 +123,7 @@ class Plan(OutputPlan):
 
     @property
     def sizes(self) -> NetSizes:
-        """What was taken where the recipe leaves it open."""
+        """The sizes that were taken where the recipe leaves them open."""
         return NetSizes(self.window, self.channels_last, self.precision)
 
     @property
@@ -315,7 +315,7 @@ class Plan(OutputPlan):
 
     @property
     def _shared_layout(self) -> tuple[object, ...]:
-        """What arrays that share windows must have alike: where these lie, and which blocks make which shards."""
+        """The layout that arrays must share: places of windows, and the blocks that make each shard."""
         lattice = self.lattice
         ends = [[lattice.start_along(i, k) * lattice.unit[i] for k in (0, lattice.counts[i] - 1)] for i in range(3)]
         shards = [self.shards(level).counts for level in range(len(self.factors))]
@@ -504,7 +504,7 @@ class Plan(OutputPlan):
 
     @cached_property
     def direct(self) -> tuple[list[bool], ...]:
-        """Which places along each axis have shards that one block determines, as far as that axis goes."""
+        """By axis, for each place: whether a single block along that axis reaches the shards there."""
         return tuple([len(blocks) == 1 for blocks in along] for along in self._blocks_along)
 
     @cached_property
@@ -644,7 +644,7 @@ def make_plan(
 def _block_sizes(
     recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple, Triple], out_dtype: str
 ) -> Sizes:
-    """Return what decides the shape of blocks, but for their number, in voxels of the lattice.
+    """Return the sizes that decide the shape of blocks, in voxels of the lattice; the number of workers is left open.
 
     `windows` are their shape and their overlap, as the net sees them.
     """

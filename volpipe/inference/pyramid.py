@@ -28,7 +28,7 @@ def finer_box(plan: OutputPlan, level: int, box: Box) -> Box:
 
 
 def coarsen(plan: OutputPlan, level: int, shard: int) -> Callable[[], str]:
-    """Return what writes `shard` of `level`, and returns its checksums.
+    """Return a function that writes `shard` of `level`, and returns its checksums.
 
     Where it is not written layer by layer, its voxels are in memory by now.
     """

@@ -63,7 +63,7 @@ class BlockResult:
 
     @classmethod
     def joined(cls, arrays: Sequence[BlockResult]) -> BlockResult:
-        """Return what a block wrote of all `arrays` of an output, of which it finishes the same shards."""
+        """Return the result of a block over all `arrays` of an output, of which it finishes the same shards."""
         first = arrays[0]
         if len(arrays) == 1:
             return first
@@ -237,7 +237,7 @@ class _ArrayFiles:
 
 
 class BlockWriter:
-    """Writes blocks, slab by slab, in threads; of what is not whole in the end, nothing stays.
+    """Writes blocks, slab by slab, in threads; files that are not whole in the end are deleted.
 
     Large files are stored for good, and put in their places, by a thread of its own, while others are written: a disk
     takes as long for that as a GPU for many slabs.
@@ -274,7 +274,7 @@ class BlockWriter:
         self._writing.append((done.block, self._writer.submit(self._write_slab, done)))
 
     def written(self, but: int) -> Iterator[Outcome]:
-        """Yield what became of blocks whose writing is over, and wait for the writing of all but so many slabs."""
+        """Yield the outcomes of blocks that failed or are closed; wait until at most `but` slabs are being written."""
         while len(self._writing) > but:
             block, future = self._writing.popleft()
             closed = _outcome(future)
@@ -285,14 +285,14 @@ class BlockWriter:
             yield from self.closed(MOST_CLOSING)
 
     def closed(self, but: int) -> Iterator[Outcome]:
-        """Yield what became of blocks whose files are in their places, and wait for those of all but so many."""
+        """Yield the outcomes of blocks that are closed; wait until at most `but` are being closed."""
         while self._closing and (len(self._closing) > but or self._closing[0][1].done()):
             block, future = self._closing.popleft()
             outcome = _outcome(future)
             yield block, outcome
 
     def _write_slab(self, done: BlockSum) -> Future[BlockResult] | None:
-        """Write `done`, and return what its block will have given; None while slabs follow, or if it has failed."""
+        """Write `done`; return the future result of its block, None while slabs follow or if the block has failed."""
         block = done.block
         if block in self.failed:
             return None
@@ -348,7 +348,7 @@ def _outcome(future: Future[R]) -> R | Exception:
 def reassemble(
     selection: Selection, normalise: Affine, tensors: ScratchTensors, shard: int, tally: ClippedVoxels
 ) -> Callable[[], str]:
-    """Return what writes `shard` of level 0, and returns its checksums; `tally` counts the clipped voxels.
+    """Return a function that writes `shard` of level 0, and returns its checksums; `tally` counts the clipped voxels.
 
     Blocks are added in ascending order, so that the bits depend on nothing else. The voxels of a shard that is not
     written layer by layer are in memory by now.
@@ -361,7 +361,7 @@ def reassemble(
 def _reassemble_array(
     selection: Selection, normalise: Affine, tensors: ScratchTensors, shard: int, tally: ClippedVoxels
 ) -> Callable[[], str]:
-    """Return what writes `shard` of one array; see `reassemble`."""
+    """Return a function that writes `shard` of one array; see `reassemble`."""
     plan = selection.plan
     blocks = list(filter(selection.has_block, plan.blocks_of_shard(shard)))
 

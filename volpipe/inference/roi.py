@@ -153,7 +153,7 @@ def _bound(text: str, axis: int, volume: Volume) -> float:
 
 
 def _is_whole(step: float, length: int) -> bool:
-    """Return whether `length` voxels of `step` finer ones are a level of a pyramid, however its end is rounded."""
+    """Return whether a pyramid may have a level of `length` voxels, `step` finer ones each, however its end is rounded."""
     factor, num_coarse = (step, length) if step >= 1 else (1 / step, length * step)
     return abs(round(factor) * num_coarse - factor * num_coarse) < round(factor)
 
@@ -187,7 +187,7 @@ def lay_mask(mask: Volume, volume: Volume) -> Mask:
 
 
 def _slack(step: float) -> float:
-    """Return the voxels of a volume by which a grid of `step` of them may end elsewhere.
+    """Return by how many voxels of a volume a grid with steps of `step` voxels may end elsewhere.
 
     Coarser grids differ by half a voxel in what they call their origin, and by one in how they round their end.
     """

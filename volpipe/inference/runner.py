@@ -83,7 +83,7 @@ class Bus:
         return tensor
 
     def down(self, make: Callable[[], torch.Tensor], ready: torch.cuda.Event | None = None) -> np.ndarray:
-        """Return in this machine's memory what `make` makes on the device, after `ready`, of tensors that stay."""
+        """Return in this machine's memory the tensor that `make` returns on the device, once the event `ready` is over."""
         import torch
 
         with torch.inference_mode():
@@ -101,7 +101,7 @@ class Bus:
         return host.numpy()
 
     def mark(self) -> torch.cuda.Event | None:
-        """Return what `down` waits for: all that this thread has asked of the device so far."""
+        """Return the event for which `down` waits: all that this thread has asked of the device so far."""
         if not self.is_gpu:
             return None
         import torch
@@ -351,7 +351,7 @@ def take_precision(precision: str) -> None:
 
 
 def autocast(device: str, precision: str) -> torch.autocast:
-    """Return in which a net computes with the bits of `precision`: all of them, unless it names a type of 16."""
+    """Return the context in which a net computes in `precision`: float32, unless that names a type of 16 bits."""
     import torch
 
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
@@ -359,7 +359,7 @@ def autocast(device: str, precision: str) -> torch.autocast:
 
 
 def _built_identity(built: Built, plan: Plan) -> NetIdentity:
-    """Return what tells the net of `plan`, as it was built here, from others."""
+    """Return the identity of the net of `plan` as it was built here."""
     if not plan.net.dtype:
         return built.identified(plan.net)
     from volpipe.nets.functions import function_identity

@@ -54,7 +54,7 @@ class ScratchTensors:
 
     @property
     def arrays(self) -> tuple[ScratchTensors, ...]:
-        """Those of the arrays of the output, each with its sums."""
+        """The tensors of each array of the output, which have the same windows and sums of their own."""
         return self._parts or (self,)
 
     def create(self) -> None:
@@ -146,12 +146,12 @@ class ScratchTensors:
         return data
 
     def has_sum(self, block: int, box: Box) -> bool:
-        """Return whether the sum of `block` is stored as far as `box` of the output; one of zeros only never is."""
+        """Return whether the sum of `block` in `box` of the output is stored; a part that is all zeros never is."""
         box = box & self.plan.sum_box(block)
         return all(self.sum_file(block, part).exists() for part, _ in self.parts(block, box))
 
     def has_sums(self, block: int, shard: int) -> bool:
-        """Return whether the sums of `block` are stored as far as `shard` of the output, of all of its arrays."""
+        """Return whether the sums of `block` in `shard` of every array of the output are stored."""
         return all(array.has_sum(block, array.plan.shards().box(shard)) for array in self.arrays)
 
     def discard_windows(self, block: int) -> None:

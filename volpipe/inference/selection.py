@@ -57,7 +57,7 @@ class Selection:
 
     @cached_property
     def _array_selections(self) -> tuple[Selection, ...]:
-        """Those of several arrays; of one it would keep itself, and its cells, until garbage is collected."""
+        """The selections of several arrays; one of a single array would refer to itself until garbage is collected."""
         plans = self.plan.arrays
         return () if len(plans) == 1 else tuple(replace(self, plan=plan) for plan in plans)
 
@@ -375,7 +375,7 @@ def scanned_box(plan: Plan, block: int) -> Box:
 
 
 def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
-    """Return the boxes of the volume and of the mask that decide what of `block` is selected; None where none does."""
+    """Return the boxes of the volume and of the mask that a scan of `block` reads; None where it reads none."""
     of_mask = None if plan.mask is None else _mask_box(plan, _cores(plan, block))[1]
     return (
         None if plan.recipe.input.empty is None else scanned_box(plan, block),
@@ -384,7 +384,7 @@ def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
 
 
 def _windows_not_empty(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: float) -> np.ndarray:
-    """Return for each window of `block`, as far as `cells` ask for it, whether it holds anything but `value`."""
+    """Return for each window of `block` whose flag in `cells` is set whether it holds anything but `value`."""
     seen = [[_seen_of(plan, axis, i) for i in own] for axis, own in enumerate(_cells_in(plan, block))]
     filled = (np.flatnonzero(cells.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3))
     box = Box(
@@ -415,7 +415,7 @@ def _any_in_layers(
 
 
 def _windows_stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.ndarray:
-    """Return for each window of `block`, as far as `cells` ask for it, whether a chunk under it is stored."""
+    """Return for each window of `block` whose flag in `cells` is set whether a chunk under it is stored."""
     reader, stored = volume.open(), np.zeros_like(cells)
     seen = [[_seen_of(plan, axis, i) for i in own] for axis, own in enumerate(_cells_in(plan, block))]
     if not reader.is_stored(scanned_box(plan, block)):

@@ -49,12 +49,12 @@ class Statistics:
 
     @property
     def each(self) -> tuple[Statistics, ...]:
-        """Those of each channel, or of all where these are mapped alike."""
+        """The statistics of each channel; a single one where all channels are mapped alike."""
         return self.channels or (self,)
 
     @property
     def ends(self) -> tuple[tuple[float, float], ...]:
-        """Least and greatest value of each."""
+        """Least and greatest value of each of `each`."""
         return tuple((each.low, each.high) for each in self.each)
 
 

@@ -80,7 +80,7 @@ def choose_windows(
 
 
 def trims(net: NetFacts) -> tuple[Triple, Triple]:
-    """Return by how many voxels a window is longer than what is taken of the net's output, before and after it.
+    """Return the trim of a window: the voxels before and after what is taken of the net's output for it.
 
     That output is cut to whole strides where the windows that a net takes leave a rest.
     """
@@ -88,7 +88,7 @@ def trims(net: NetFacts) -> tuple[Triple, Triple]:
 
 
 def around_core(net: NetFacts | Geometry, halo: Triple) -> tuple[Triple, Triple]:
-    """Return the voxels of a window before and after its core, for a `halo` of which all but the margin is in strides.
+    """Return the voxels of a window before and after its core; the `halo` beyond the margin is in whole strides.
 
     The first output voxel of the core is the one at (before - margin) * scale // shrink.
     """
@@ -98,7 +98,7 @@ def around_core(net: NetFacts | Geometry, halo: Triple) -> tuple[Triple, Triple]
 
 
 def aligned_halo(net: NetFacts) -> Triple:
-    """Return the halo of `net`, of which what lies within its margin is in whole strides."""
+    """Return the halo of `net`, whose part beyond the margin is rounded up to whole strides."""
     return around_core(net, net.halo)[0]
 
 
@@ -112,7 +112,7 @@ def _check_fixed(window: Triple, net: NetFacts) -> None:
 
 
 def _least_covering(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
-    """Return the smallest window of which as many cover the volume, where `window` would reach far past its end."""
+    """Return a window so small that as many just cover the volume, where `window` would reach far past its end."""
 
     def fit(window: int, overlap: int, stride: int, size: int) -> int:
         num_windows = -(-size // (window - overlap))
@@ -197,7 +197,7 @@ def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int
 
 
 def _of_slices(overlap: Triple, window: Triple, net: NetFacts, *, is_open: bool) -> Triple:
-    """Return the overlap of windows of slices, which see no others but those of the context."""
+    """Return the overlap of windows for a net of slices: across the slices, no more than its context needs."""
     return triple(
         min(2 * net.context if is_open else o, w - 1) if i == net.across else o
         for i, (w, o) in enumerate(zip(window, overlap, strict=True))

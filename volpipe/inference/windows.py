@@ -58,7 +58,7 @@ class Voxels:
     padding: tuple[float, ...] = ()
 
     def part(self, part: slice) -> Voxels:
-        """Return what some of its windows are cut from."""
+        """Return the same voxels with some of the windows."""
         return replace(self, places=self.places[part], inside=self.inside[part])
 
     def windows(self) -> np.ndarray:
@@ -127,7 +127,7 @@ class WindowSource(ABC):
 
     @abstractmethod
     def voxels(self, block: int, index: int, numbers: Sequence[int]) -> Voxels:
-        """Return what the windows of these numbers, in slab `index` of `block`, are cut from."""
+        """Return the voxels from which the windows of these numbers, in slab `index` of `block`, are cut."""
 
     @abstractmethod
     def close(self) -> None:
@@ -216,7 +216,7 @@ class StreamedWindows(WindowSource):
         self._pieces = self._next = None
 
     def _read_of(self, block: int) -> tuple[Sequence[Slab], RollingBox]:
-        """Return the slabs of `block`, and what reads them."""
+        """Return the slabs of `block`, and the box that reads their voxels one after the other."""
         if block not in self._reading:
             slabs = self._slabs_of(block)
             reader = open_reader(self.volume, self.lattice, self.session)
@@ -229,7 +229,7 @@ class StreamedWindows(WindowSource):
             yield (slice(None), *self.lattice.window_box(number).relative_to(box.start).slices)
 
     def _inside(self, numbers: Sequence[int]) -> Iterator[Place]:
-        """Yield which part of the windows of these numbers lies in the volume, where the rest of them is padding."""
+        """Yield the part of each of these windows that lies in the volume; nothing where no window is padded."""
         shape = self.volume.spatial_shape
         if not self.lattice.is_padded or all(w <= n for w, n in zip(self.lattice.seen, shape, strict=True)):
             return
@@ -260,7 +260,7 @@ class VolumeWindows:
         return windows
 
     def _read_block(self, block: int) -> None:
-        """Have the voxels of `block` in memory."""
+        """Read the voxels of `block`, unless they are in memory."""
         if block == self._block:
             return
         box = self.lattice.input_box(block)

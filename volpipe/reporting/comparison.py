@@ -114,7 +114,7 @@ class ShownOutput:
 
 @dataclass(frozen=True)
 class Plane:
-    """One slice of both, whose box is in voxels of the output: the coarser voxels are repeated.
+    """One slice of input and output; its box is in voxels of the output.
 
     Attributes:
         source, output: of a volume that cannot be read None.
@@ -159,7 +159,7 @@ def outer(shown_output: ShownOutput, box: Box) -> tuple[Box, Index]:
 
 
 def _input_under(shown_output: ShownOutput, box: Box) -> Box:
-    """Return the voxels of the input of which `box` of the output shows all."""
+    """Return the voxels of the input that lie wholly under `box` of the output."""
     return (
         inside(box, shown_output.scale).scaled(shown_output.shrink).shift(shown_output.region.start)
         & shown_output.region
@@ -178,7 +178,7 @@ def field_of(shown_output: ShownOutput, sights: dict[str, Sight]) -> Box:
 
 
 def _planes(shown_output: ShownOutput, sights: dict[str, Sight]) -> Iterator[Plane]:
-    """Yield what is read for each slice."""
+    """Yield the three slices, with the voxels that are read for each."""
     field = field_of(shown_output, sights)
     source, output = sights.get("input"), sights.get("output")
     if source is not None:
@@ -317,7 +317,7 @@ def image_of(patch: Patch, axis: int, limits: Range | None) -> Image2D:
 
 
 def _channel_colours(plan: OutputPlan) -> str:
-    """Return which channels are shown in which colour."""
+    """Return a sentence on which channel is shown in which colour."""
     names = plan.channel_names or [f"channel {i}" for i in range(plan.num_channels)]
     pairs = zip(("red", "green", "blue"), names, strict=False)
     shown = ", ".join(f"{colour} is {name}" for colour, name in pairs)

@@ -107,7 +107,7 @@ Item = FactTable | Sheet | Picture | Chart | Sentence
 
 @dataclass(frozen=True)
 class Draft:
-    """Items that have still to be made, by reading voxels, say: where that fails, a sentence stands in their place.
+    """Items that are made when the page is: by reading voxels, say. If that fails, a sentence stands in their place.
 
     Attributes:
         title: of what is made, for that sentence.
@@ -159,7 +159,7 @@ def filled(sheet: Sheet) -> Sheet:
 
 
 def sections_of(drafts: Iterable[Draft]) -> list[PageSection]:
-    """Return the sections of `drafts`, each made, in their order; an error of one ends that one alone."""
+    """Return the sections that `drafts` make, in their order; where one fails, a sentence stands in its place."""
     items: dict[str, list[Item]] = {}
     for draft in drafts:
         section = items.setdefault(draft.section, [])

@@ -94,7 +94,7 @@ def _template() -> Any:  # Any: jinja2.Template, which is imported where it is u
 
 @cache
 def _scripts() -> list[tuple[str, str]]:
-    """Return licence and code of each script; none of them holds what would end its element."""
+    """Return licence and code of each script; none holds text that would end its element of the page."""
     files = [(FOLDER / "vega" / f"LICENSE.{name}", FOLDER / "vega" / f"{name}.min.js") for name in SCRIPTS]
     pairs = [(a.read_text(encoding="utf-8"), b.read_text(encoding="utf-8")) for a, b in files]
     return [(licence, code.partition("//# sourceMappingURL")[0]) for licence, code in pairs]
@@ -104,7 +104,7 @@ def _scripts() -> list[tuple[str, str]]:
 
 
 def _within_budget(item: Item, budget: _Budget) -> Item:
-    """Return as much of an item as there is room for; of a picture or chart that is too large a sentence."""
+    """Return `item`, cut to the room that is left; a sentence in place of a picture or chart that is too large."""
     match item:
         case FactTable():
             entries = {_clipped(name): _values(value, budget) for name, value in item.entries.items()}
