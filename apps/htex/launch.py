@@ -102,7 +102,7 @@ exit $code
 
 
 def grouped(command: str, node_directory: str | None = None) -> str:
-    """Return what starts a pool by `command` in a group that ends with it or with its driver.
+    """Return the shell script that starts a pool by `command` in a group that ends with it or with its driver.
 
     Args:
         command: as Parsl formats it.

@@ -245,7 +245,7 @@ class _Probe:
 
 
 def _more_on_gpu(plan: Plan, blocks: Sequence[int], rng: np.random.Generator, probe: _Probe) -> list[int]:
-    """Return what to try beside `blocks` where the net is on a GPU: others, until it computes for a second.
+    """Return further blocks to try where the net is on a GPU, so many that it computes for a second.
 
     Where windows are stored, to store these would take far longer.
     """
@@ -412,7 +412,7 @@ def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, floa
 
 
 def _cropped(job: Job) -> Plan:
-    """Return the plan of `job` whose blocks are weighted by crop, which leaves no voxel to their neighbours."""
+    """Return the plan of `job` with the blend crop, by which blocks leave no voxel to their neighbours."""
     windows = job.plan.recipe.windows.model_copy(update={"blend": "crop"})
     recipe = job.plan.recipe.model_copy(update={"windows": windows})
     return job.plan.changed(recipe=recipe, out=str(Path(job.folder) / "cropped"), mode="streamed")
@@ -497,7 +497,7 @@ class _Elapsed:
 
 @contextmanager
 def stopwatch() -> Iterator[_Elapsed]:
-    """Give an object that holds the seconds of the block, once it has ended."""
+    """Time what is done meanwhile: the object that is given has the seconds, once that has ended."""
     elapsed, started = _Elapsed(), time.perf_counter()
     yield elapsed
     elapsed.seconds = time.perf_counter() - started

@@ -127,7 +127,7 @@ class Forecast:
         return [Alternative(self.plan, self.estimate, why, is_chosen=True), *rows]
 
     def _rates_of(self, other: Plan) -> UnitCosts | None:
-        """Return the rates as they would be with the blocks of `other`."""
+        """Return the rates of the estimate, as they would be with the blocks of the plan `other`."""
         rates = self.estimate.rates
         if rates is None:
             return None
@@ -297,5 +297,5 @@ def forecast_run(
 
 
 def num_tried(plan: Plan) -> int:
-    """Return how many blocks of the largest size that is tried have the voxels of a block of `plan`."""
+    """Return how many of the largest blocks that are tried have as many voxels as a block of `plan`."""
     return max(1, math.prod(plan.sum_shape) // SLAB_VOXELS) if plan.has_slabs else 1

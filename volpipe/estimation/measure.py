@@ -297,7 +297,7 @@ def has_bfloat16() -> bool:
 
 @cache
 def _of_processor(what: str) -> str:
-    """Return what Linux says of the first processor; "" where it does not."""
+    """Return the value of `what` of the first processor in /proc/cpuinfo; "" where there is none."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")
@@ -305,7 +305,7 @@ def _of_processor(what: str) -> str:
 
 
 def difference_key(precision: Precision, normalise: Normalise, net: NetFacts, processor: str) -> str:
-    """Return by what the difference of a net in `precision` is remembered, as measured on a processor or GPU."""
+    """Return the key by which the difference of a net in `precision`, measured on a `processor` or GPU, is stored."""
     return f"{precision} {normalise} {net.weights_sha256} {net.identity.digest} on {processor}"
 
 

@@ -264,7 +264,7 @@ def _candidates(
     capacity: Capacity,
     others: Iterable[Precision],
 ) -> Iterator[_Candidate]:
-    """Yield the plans to choose from, those of smaller windows first; those in `others` of its precision too."""
+    """Yield the plans to choose from, those of smaller windows first, each also in the precisions `others`."""
     measured = {speed.window for each in speeds.speeds for speed in each.windows}
     choice, net = own.recipe.windows, own.net
     # Whether other windows can be taken, and would change last bits alone.

@@ -103,7 +103,7 @@ def measure_windows(
 def measure_windows_here(
     choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str
 ) -> Iterator[WindowCost]:
-    """Yield what `measure_windows` does, of a net that this process alone has, and whose memory it shares.
+    """Yield the cost of windows as `measure_windows` does, of a net that lives in this process alone.
 
     Bytes are of the whole process, what it held before included; `held_memory` has that. A window for which the memory
     may not be enough is not tried: it would be the end of this process.

@@ -153,7 +153,7 @@ def _bound(text: str, axis: int, volume: Volume) -> float:
 
 
 def _is_whole(step: float, length: int) -> bool:
-    """Return whether a pyramid may have a level of `length` voxels, `step` finer ones each, however its end is rounded."""
+    """Return whether a pyramid may have a level of `length` voxels, each `step` finer ones, its end rounded."""
     factor, num_coarse = (step, length) if step >= 1 else (1 / step, length * step)
     return abs(round(factor) * num_coarse - factor * num_coarse) < round(factor)
 

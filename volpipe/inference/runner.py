@@ -83,7 +83,7 @@ class Bus:
         return tensor
 
     def down(self, make: Callable[[], torch.Tensor], ready: torch.cuda.Event | None = None) -> np.ndarray:
-        """Return in this machine's memory the tensor that `make` returns on the device, once the event `ready` is over."""
+        """Return in this machine's memory what `make` gives on the device, once the event `ready` is over."""
         import torch
 
         with torch.inference_mode():
