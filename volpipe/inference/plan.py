@@ -581,13 +581,7 @@ def make_plan(
     window, overlap = choose_windows(recipe.windows, net, volume.spatial_shape, sizes.window)
     check_turns(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
-    # Channels of the output would go back through the normalisation of as many others.
-    is_apart = recipe.normalise.per_channel and volume.num_channels > 1
-    if is_apart and intensity == "same" and net.out_channels != volume.num_channels and recipe.output.kind == "image":
-        raise PlanError(
-            f"normalise.per_channel maps each of {volume.num_channels} channels for itself, and net {net.label} gives "
-            f"{net.out_channels}, which cannot go back to grey levels; set output.intensity=raw"
-        )
+    _check_channels(recipe, volume, net, intensity)
     out_dtype = _out_dtype(recipe, volume.dtype, intensity, net)
     roi = find_roi(recipe.input.roi, volume)
     # Such blocks are shards, too.
@@ -661,6 +655,16 @@ def _block_sizes(
         is_blended=(recipe.windows.blend, recipe.windows.placement) != ("crop", "lattice"),
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
     )  # fmt: skip
+
+
+def _check_channels(recipe: Recipe, volume: Volume, net: NetFacts, intensity: str) -> None:
+    """Refuse an output whose channels would go back through the normalisation of as many others."""
+    is_apart = recipe.normalise.per_channel and volume.num_channels > 1
+    if is_apart and intensity == "same" and net.out_channels != volume.num_channels and recipe.output.kind == "image":
+        raise PlanError(
+            f"normalise.per_channel maps each of {volume.num_channels} channels for itself, and net {net.label} gives "
+            f"{net.out_channels}, which cannot go back to grey levels; set output.intensity=raw"
+        )
 
 
 def _check_corner(roi: Box, net: NetFacts) -> None:

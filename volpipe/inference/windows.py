@@ -121,17 +121,17 @@ class WindowSource(ABC):
     lattice: Lattice
     has_slabs: ClassVar[bool] = False
 
-    @abstractmethod
     def begin(self, blocks: Sequence[int], slabs_of: SlabsOf) -> None:
         """Prepare for the slabs of `blocks`, which are asked for in their order: they may be read ahead."""
+        return
 
     @abstractmethod
     def voxels(self, block: int, index: int, numbers: Sequence[int]) -> Voxels:
         """Return the voxels from which the windows of these numbers, in slab `index` of `block`, are cut."""
 
-    @abstractmethod
     def close(self) -> None:
         """Read nothing ahead any more."""
+        return
 
     def fingerprint(self, block: int) -> str:
         """Return the fingerprint of the voxels of the volume that `block` was cut from; "" where none were read."""
@@ -144,12 +144,6 @@ class StoredWindows(WindowSource):
 
     tensors: Volume
     lattice: Lattice
-
-    def begin(self, blocks: Sequence[int], slabs_of: SlabsOf) -> None:
-        """Do nothing: windows are read as they are needed."""
-
-    def close(self) -> None:
-        """Do nothing: none is read ahead."""
 
     def voxels(self, block: int, index: int, numbers: Sequence[int]) -> Voxels:
         return Voxels(self.read(numbers), tuple((i,) for i in range(len(numbers))))
