@@ -209,10 +209,6 @@ def find_page(output: str) -> tuple[Page, Path]:
         return training_page(folder), folder.path
     if has_trials(folder.path):
         return trials_page(folder), folder.path
-    return _page_of_run(output)
-
-
-def _page_of_run(output: str) -> tuple[Page, Path]:
     folder = RunFolder(RunFolder.find(output).path.absolute())
     work = find_work(folder)
     if work is not None:

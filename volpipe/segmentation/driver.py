@@ -35,9 +35,9 @@ from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.reporting.comparison import Subject
+from volpipe.reporting.comparison import ShownOutput
 from volpipe.reporting.histogram import read_sizes, sizes_chart
-from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import grown_from
@@ -271,20 +271,20 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Return the sizes of objects as well; see `OutputWork`."""
         return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._size_pictures, "Objects")]
 
-    def subject(self, array: SegmentPlan, schedule: Schedule) -> Subject | None:
+    def subject(self, array: SegmentPlan, schedule: Schedule) -> ShownOutput | None:
         assert isinstance(schedule, SegmentSchedule)
         at = middle_of_done(self.plan.blocks, schedule.paint.done)
-        return Subject(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
+        return ShownOutput(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
 
     def _size_pictures(self) -> list[Item]:
         objects = objects_of(self.folder)
         if objects is None:
-            return [Note("The objects are not known yet.")]
+            return [Sentence("The objects are not known yet.")]
         if not objects.num_objects:
-            return [Note("There are no objects.", "warning")]
+            return [Sentence("There are no objects.", "warning")]
         table = self.folder.path / TABLE
         crumbs = crumb_note(table, objects.num_objects, self.plan)
-        return [sizes_chart(table, objects.num_objects), *([Note(crumbs)] if crumbs else [])]
+        return [sizes_chart(table, objects.num_objects), *([Sentence(crumbs)] if crumbs else [])]
 
     def facts(self) -> dict[str, str]:
         """Return how objects are found, and in which blocks."""

@@ -26,7 +26,7 @@ from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.geometry.grid import Box
-from volpipe.inference.output_plan import Source, level_key
+from volpipe.inference.output_plan import SourceVolume, level_key
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import graph
 from volpipe.segmentation import tasks as label_tasks
@@ -97,7 +97,7 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[StageT
     """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
-    folder = RunFolder.from_output(paths.locate(plan.out)).rehearsal
+    folder = RunFolder.from_output(paths.locate(plan.out)).calibration
     trial = SegmentTrial(plan, plan.source.volume(), True, str(folder))
     try:
         return [(yield from calibrate_segmentation(trial, workers))]
@@ -166,7 +166,9 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
 
 def try_blocks(trial: SegmentTrial, number: int) -> Record[SegmentCosts]:
     """Segment some blocks in a folder of the worker's own."""
-    return work_once("rehearse", number, lambda: _try_larger_blocks(trial, number), Reporter(Path(trial.folder).parent))
+    return work_once(
+        "calibrate", number, lambda: _try_larger_blocks(trial, number), Reporter(Path(trial.folder).parent)
+    )
 
 
 def _try_larger_blocks(trial: SegmentTrial, number: int) -> SegmentCosts:
@@ -233,7 +235,7 @@ def _small_plan(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: 
     numbers = [max(1, b // c) for b, c in zip(plan.block, plan.chunk, strict=True)]
     chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
     sizes = {"block": block, "shard": block, "chunk": chunk, "factors": plan.factors[:2]}
-    return plan.changed(source=Source.from_volume(volume), out=str(out), **sizes)
+    return plan.changed(source=SourceVolume.from_volume(volume), out=str(out), **sizes)
 
 
 def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:

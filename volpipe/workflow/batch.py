@@ -151,7 +151,7 @@ def _row(dataset: BatchDataset, plan: Plan | FlowPlan, options: RunOptions) -> D
         worker_seconds=None if None in times else sum(filter(None, times)),
         share_left=share_left(plan, state),
         warnings=tuple(plan.warnings()),
-        grey=next((stage.plan.mapping for stage in stages if isinstance(stage.plan, Plan)), ""),
+        grey=next((stage.plan.notes.mapping for stage in stages if isinstance(stage.plan, Plan)), ""),
     )  # fmt: skip
     return replace(row, **findings(plan)) if is_done else row
 

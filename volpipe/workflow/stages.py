@@ -426,7 +426,9 @@ class RunStage(StagePlan):
         zeros_like(self.given, place)
         try:
             stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-            rates, _ = yield from calibrate(stand_in, result.sample.normalise, result.slots.gpu, self.folder.rehearsal)
+            rates, _ = yield from calibrate(
+                stand_in, result.sample.normalise, result.slots.gpu, self.folder.calibration
+            )
         except TooSlowError as error:
             log.warning("%s", error)
             return result

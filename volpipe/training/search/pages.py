@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.recipes.training import LOSSES
-from volpipe.reporting.page import REPORT, Chart, Draft, Item, Link, Note, Page, Section, Sheet
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.page import REPORT, Chart, Draft, Item, Page, PageSection, ReportLink, Sentence, Sheet
+from volpipe.reporting.tally import JournalTally
 from volpipe.runs.pages import Parts, Several, page_of
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.logs import read_scores
@@ -32,11 +32,11 @@ def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     rows = _trial_rows(path)
     done = sum(row["state"] == "done" for row in rows)
     is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
-    tally, names = Tally(), [str(row["trial"]).zfill(3) for row in rows]
+    tally, names = JournalTally(), [str(row["trial"]).zfill(3) for row in rows]
     for name in names[:MOST_JOURNALS]:
         tally.read(path / name / folder.journal.name, prefix=f"{name} ")
     facts = {"trials": f"{len(rows):,}, {done:,} of them done"}
-    table = Section("Trials", [_trial_sheet(path, rows) if rows else Note("No trial has begun.")])
+    table = PageSection("Trials", [_trial_sheet(path, rows) if rows else Sentence("No trial has begun.")])
     charts = [Draft("Scores of trials", lambda: trial_items(path), "Scores of trials")] if with_pictures else []
     what = f"{count(len(rows), 'training')} side by side."
     parts = Parts(path.name, what, facts, pictures=charts, sections=[table])
@@ -73,7 +73,7 @@ def _trial_sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
     for row in ordered:
         name = str(row["trial"]).zfill(3)
         report = path / name / REPORT
-        trial: object = Link(name, f"{name}/{REPORT}") if report.is_file() else name
+        trial: object = ReportLink(name, f"{name}/{REPORT}") if report.is_file() else name
         seconds = brief(row["seconds"]) if row.get("seconds") is not None else ""
         own, scores = ([_cell_text(row.get(key)) for key in keys] for keys in (values, ("loss", "score")))
         lines.append((trial, *own, row.get("steps"), *scores, seconds, row.get("state"), row.get("reason") or ""))
@@ -94,7 +94,7 @@ def trial_items(folder: Path) -> list[Item]:
     points = {path.name: read_scores(path) for path in folders[:MOST_TRIALS]}
     known: Points = {name: some for name, some in points.items() if some}
     if not known:
-        return [Note("No trial has a score yet: train.validate_every and data.held_out say when and on what.")]
+        return [Sentence("No trial has a score yet: train.validate_every and data.held_out say when and on what.")]
     caption = f"Of the first {MOST_TRIALS} trials." if len(folders) > MOST_TRIALS else ""
     last = [some[-1] for some in known.values()]
     columns: dict[str, Sequence[object]] = {
