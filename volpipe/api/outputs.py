@@ -11,7 +11,7 @@ from pathlib import Path
 
 from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.results import evaluation_parts
 from volpipe.evaluation.subject import RESULTS
 from volpipe.reporting.page import REPORT, Page

@@ -297,7 +297,7 @@ def pairs_work(
     def compared(number: int, pair: Pair) -> Steps[ComparisonResult]:
         """Compare one pair, which is planned when its turn comes; limits that others have are left out."""
         comparison, own = plan(pair.a, pair.b), RunFolder(folder.path / f"{number + 1:05}.run")
-        limits = [limit for limit in table.limits if limit.is_of(comparison.kind)]
+        limits = [limit for limit in table.limits if comparison.has(limit)]
         return (yield from comparison_work(comparison, own, options, limits=limits).steps())
 
     def steps(name: str, presence: Presence) -> Steps[ComparisonTable]:

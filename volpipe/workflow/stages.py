@@ -40,9 +40,9 @@ from volpipe.evaluation.driver import (
     evaluation_work,
     measurement_work,
 )
-from volpipe.evaluation.evaluate import check_part, plan_evaluation
-from volpipe.evaluation.lines import stored_sheets
+from volpipe.evaluation.evaluate import check_part, evaluation_of, plan_evaluation
 from volpipe.evaluation.measurements import Measurement, plan_measurement
+from volpipe.evaluation.results import stored_sheets
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import check_output, planned_volume, suffix_of
 from volpipe.inference.plan import Plan
@@ -571,7 +571,7 @@ class ScoreStage(StagePlan):
         assert isinstance(choice, Comparison)
         if choice.given is not None:
             given = open_volume(choice.given)
-        elif feed is not None and choice.kind == "image":
+        elif feed is not None and evaluation_of(choice.kind).interpolates:
             given = feed.interpolated
         truth = _truth(stage, choice, among)
         evaluation = plan_evaluation(
@@ -591,8 +591,7 @@ class ScoreStage(StagePlan):
     @classmethod
     def scores(cls, entry: Entry) -> list[Item]:
         tree = read_json(paths.locate(entry.out)) if cls.suffix == ".json" else None
-        scores = (tree or {}).get("scores")
-        return stored_sheets(scores) if scores else []
+        return [*stored_sheets(tree)]
 
     def view_of(self, feed: StagePlan) -> Volume:
         return feed.volume(0, self.array)

@@ -16,7 +16,7 @@ from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.usage import Totals
 from volpipe.errors import RemoteError, RunError, VolpipeError
-from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.evaluation import Evaluation
 from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
