@@ -358,7 +358,7 @@ class Plan(OutputPlan):
     def spec(self, level: int) -> ArraySpec:
         """Return the array of `level`."""
         choice = self.recipe.output
-        codec = choice.codec
+        codec: str = choice.codec
         if codec == "auto" and self.array_format == "precomputed":
             codec = default_codec(self.dtype, is_labels=self.is_labels)
         elif codec == "auto":
