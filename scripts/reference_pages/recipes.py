@@ -16,9 +16,9 @@ from volpipe.recipes.complaints import phrases
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.training import TrainRecipe
-from volpipe.recipes.workflow import KINDS as STAGES
-from volpipe.recipes.workflow import Head
 from volpipe.training.search.optuna import Choices, Range, TuneSection
+from volpipe.workflow.kinds import KINDS as STAGES
+from volpipe.workflow.recipe import Head
 
 HEAD = """# Recipes
 

@@ -22,8 +22,9 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import UserPath
 from volpipe.recipes.training import TrainRecipe
-from volpipe.recipes.workflow import KINDS, Head
 from volpipe.resolve import path_of, typed_place, with_home
+from volpipe.workflow.kinds import KINDS
+from volpipe.workflow.recipe import Head
 
 # Keys of recipes that are texts and no paths.
 TEXTS = {

@@ -18,8 +18,8 @@ from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import preview
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import preview
 
 NET = """
 import time, torch

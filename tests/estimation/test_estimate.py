@@ -32,8 +32,9 @@ from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.schedule import RunSchedule
 from volpipe.volumes.volume import Reader, open_volume
-from volpipe.workflow.driver import Report, execute, preview
+from volpipe.workflow.driver import Report
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute, preview
 
 FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)

@@ -27,7 +27,8 @@ from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice, Normalise, load_recipe
 from volpipe.runs.provenance import RunOrigin, origin
 from volpipe.runs.run_folder import RunFolder
-from volpipe.workflow.prepare import Sizing, prepare
+from volpipe.stages.sizing import Sizing
+from volpipe.workflow.prepare import prepare
 
 GIB = 1 << 30
 LARGE = (512, 512, 512)

@@ -37,7 +37,7 @@ from volpipe.runs.worker import Job
 from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage.paths import partial_of
 from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume
-from volpipe.workflow.driver import execute
+from volpipe.workflow.work_plan import execute
 
 
 def at_corner(plan: Plan) -> Plan:

@@ -33,8 +33,8 @@ from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage import growing
 from volpipe.volumes.storage.requests import InTurn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 SHAPE, PART = (96, 48, 48), 4096
 AT_ONCE = 4  # pieces of uint8 that are read at a time

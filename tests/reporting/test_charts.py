@@ -37,8 +37,8 @@ from volpipe.training.pages import curves
 from volpipe.training.search.pages import trial_items
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.batch_table import DatasetRow
-from volpipe.workflow.driver import execute
 from volpipe.workflow.pages import dataset_sheet
+from volpipe.workflow.work_plan import execute
 
 
 def table(folder: Path, sizes: np.ndarray) -> Path:

@@ -21,8 +21,9 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.reporting import overview
 from volpipe.reporting.frames import FRAME, STRIP, STRIPES
 from volpipe.reporting.page import Chart, Item, Picture, Sentence
-from volpipe.workflow.driver import RunWork, execute
+from volpipe.workflow.driver import RunWork
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 BLOCKS = windowed((8, 8, 8), (0, 0, 0), (2, 2, 2), "crop")  # of 16 voxels
 SAME = ("net.name=identity", "normalise.method=none", *BLOCKS)

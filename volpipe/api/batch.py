@@ -18,20 +18,19 @@ from volpipe.api.runs import plan_request
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RecipeError
 from volpipe.inference.output import suffix_of
-from volpipe.inference.plan import Plan
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.batch import BatchDataset, BatchRecipe, home, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
 from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
+from volpipe.stages.sizing import Sizing
 from volpipe.volumes.formats.container import SUFFIXES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch import AT_ONCE, BatchListener, BatchPlan, Prepare, execute_batch, plan_batch
 from volpipe.workflow.batch_table import BatchReport, batch_folder
-from volpipe.workflow.plan import FlowPlan
-from volpipe.workflow.prepare import Sizing
+from volpipe.workflow.work_plan import WorkPlan
 
 
 @homes_known
@@ -152,7 +151,7 @@ def _batch_of(
 
 def _plan(
     dataset: BatchDataset, settings: Sequence[str], trust_model: bool, search_path: Path | None, sizing: Sizing
-) -> Plan | FlowPlan:
+) -> WorkPlan:
     """Return the plan of `dataset`; the output of a run gets a suffix by its format where it has none."""
     own = (*settings, *dataset.settings)
     asked = request(

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from volpipe.resolve import homes_known
-from volpipe.segmentation.driver import SegmentationResult
+from volpipe.runs.report import WorkReport
 from volpipe.volumes.volume import Volume, open_volume
-from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import place_of
 
 if TYPE_CHECKING:
     from volpipe.notebook.explore import Explorer
 
-Place = str | Path | Volume | Report | SegmentationResult
+Place = str | Path | Volume | WorkReport
 
 
 @homes_known

@@ -5,7 +5,6 @@ Not here: what is drawn (display), or progress itself (blockwise.phase). A scrip
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from volpipe.blockwise.phase import Show
     from volpipe.display.batches import RowsShown
     from volpipe.display.cell import Cell
-    from volpipe.inference.plan import Plan
 
 Counted = Callable[[int, int], None]  # how many are done, of how many
 P = ParamSpec("P")
@@ -96,8 +94,3 @@ def both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, Non
         second(*arguments, **named)
 
     return call_both
-
-
-def voxels_per_block(plan: Plan) -> float:
-    """Return the output voxels of the average block, in which speed is counted."""
-    return math.prod(plan.out_shape) / plan.num_active

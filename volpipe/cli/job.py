@@ -180,9 +180,15 @@ def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: v
 def _work(recipe: Path | None, settings: Sequence[str]) -> Recipe | Flow:
     """Return the recipe of one net, or of several stages, in the file at `recipe`; None for the default one."""
     from volpipe.recipes.inference import load_recipe
-    from volpipe.recipes.workflow import find_flow
+    from volpipe.recipes.workflow import has_stages
 
-    return (None if recipe is None else find_flow(recipe, settings)) or load_recipe(recipe, settings)
+    if recipe is None or not has_stages(recipe):
+        return load_recipe(recipe, settings)
+    from volpipe.workflow.recipe import find_flow
+
+    flow = find_flow(recipe, settings)
+    assert flow is not None
+    return flow
 
 
 def check_output(given: Mapping[str, Any]) -> None:  # Any: values of options

@@ -25,8 +25,8 @@ from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
     from volpipe.blockwise.notes import StageNote
+    from volpipe.stages.status import Status
     from volpipe.training.logs import TrainingPace
-    from volpipe.workflow.status import Status
 
 LOOK_SECONDS = 2.0  # between two looks, as often as a driver notes how far it is
 MOST_OF_TIME = 4  # between two looks at least as many times what a look takes: a slow disk is not asked all the time

@@ -18,8 +18,8 @@ from volpipe.display.watching import OTHER_LINES, headline
 from volpipe.units import count, duration, listed, size
 
 if TYPE_CHECKING:
+    from volpipe.stages.status import Status
     from volpipe.workflow.roster import Worker, WorkerTask
-    from volpipe.workflow.status import Status
 
 BOX = "box z,y,x"
 NAMES = ("process", "cpu", "memory", "gpu", "task", BOX, "time", "done")

@@ -178,6 +178,16 @@ class OutputPlan(BaseModel, ABC):
         """Format of the output's arrays."""
         return ARRAY_FORMATS[self.format]
 
+    @property
+    def num_active(self) -> int:
+        """Number of blocks that are computed."""
+        return len(self.shards())
+
+    @property
+    def needs_scan(self) -> bool:
+        """Whether voxels decide what is computed, so that it is not known before they are read."""
+        return False
+
     def warnings(self) -> list[str]:
         """Return what a user should know before it is made, in sentences."""
         return []

@@ -170,12 +170,12 @@ class SegmentationResult(WorkReport):
     Attributes:
         num_objects: rows of the table, 0 before there is one.
         stage_seconds: of workers, by stage, over all sessions.
-        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
     """
 
+    makes_volume: ClassVar[bool] = True
+    computing: ClassVar[str] = "pieces"
     num_objects: int = 0
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    updates: tuple[Updated, ...] = ()
 
     @property
     def out(self) -> str:

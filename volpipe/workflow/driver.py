@@ -1,7 +1,6 @@
 """A run of a net: measures, runs the net over the blocks, and closes the output.
 
-Not here: the plan (prepare), printing (cli), the order of work (schedule), or the work (worker). Notebooks call
-`execute` as the command line does.
+Not here: the plan (prepare), printing (cli), the order of work (schedule), or the work (worker).
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ import numpy as np
 from volpipe.blockwise.journal import Kinds, read_records
 from volpipe.blockwise.logs import warned
 from volpipe.blockwise.pace import Prospect
-from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunError
-from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
-from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
+from volpipe.estimation.forecast import forecast_run
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import write_displays
@@ -40,26 +38,25 @@ from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done, voxel_at
 from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import follow, grown_from
-from volpipe.runs.options import RunOptions, written
+from volpipe.runs.options import written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
-from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, worst_scores
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Shard, recompute
-from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession, file_mark, try_blocks
+from volpipe.runs.work import Listener, WorkSession, file_mark
 from volpipe.runs.worker import RESULTS, Job, submitter
 from volpipe.units import count, shape
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = ["Listener", "Report", "RunWork", "execute", "preview"]
+__all__ = ["Listener", "Report", "RunWork"]
 
 log = logging.getLogger(__name__)
 
@@ -74,16 +71,16 @@ class Report(WorkReport):
         num_held: blocks that were to be left alone in this session.
         clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
         normalise: how grey levels were mapped; None where nothing was done.
-        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
     """
 
+    makes_volume: ClassVar[bool] = True
+    computing: ClassVar[str] = "infer"
     num_held: int = 0
     most_scratch_bytes: int = 0
     estimate: Estimate | None = None
     kept: Nonfinite = ALL_FINITE
     clipped: tuple[int, float] = (0, 0.0)
     normalise: Affine | None = None
-    updates: tuple[Updated, ...] = ()
     seams: list[Score] = field(default_factory=list)
 
     @property
@@ -400,34 +397,6 @@ class RunWork(OutputWork[Plan, Report]):
                 whole, only = report.is_complete, None if report.missing else self.options.only
                 seal(self.folder, self.plan, RESULTS, _findings(report), is_complete=whole, only=only)
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
-
-
-def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT) -> Report:
-    """Run `plan`, or resume it, until its output is whole or what is left cannot be done; return how it ended.
-
-    Args:
-        start: starts the workers, and stops them on every way out; it is given a folder for their files.
-
-    Raises:
-        RunError: another run's folder or output is in the way, or too much fails.
-        SiteError: the site cannot be used.
-    """
-    return RunWork(plan, options, listener).run(start)
-
-
-def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, most: None) -> Forecast:
-    """Return what `plan` will take on the workers that `start` starts; without, no block is tried.
-
-    `on_try` is called now and then with the seconds for which blocks have been tried, and the most there may be.
-
-    Raises:
-        PlanError: a worker cannot hold a block.
-        RunStopped: a block cannot be computed.
-    """
-    folder = RunFolder.from_output(paths.locate(plan.out))
-    if start is None:
-        return forecast(plan, folder)
-    return try_blocks(folder, start, lambda pool: forecast_calibrated(plan, folder, pool, on_try=on_try))
 
 
 def _findings(report: Report) -> dict[str, object]:

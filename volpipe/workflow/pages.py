@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from volpipe.blockwise.failures import Missing
@@ -33,20 +32,20 @@ from volpipe.reporting.tasks import COLUMNS, USAGE_COLUMNS, StageState, colours_
 from volpipe.runs.pages import Parts, Several, Taken, page_of
 from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
+from volpipe.stages.entry import Entry
+from volpipe.stages.kind import OUTPUTS
 from volpipe.units import bounded, brief, count, size
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, read_table
-from volpipe.workflow.entries import FLOW_FILE, Entry, entries_of, find_entries, find_work
-from volpipe.workflow.plan import STAGES
+from volpipe.workflow.entries import FLOW_FILE, entries_of, find_entries
+from volpipe.workflow.kinds import KINDS, find_work
 from volpipe.workflow.stage_table import num_files
-from volpipe.workflow.train_stage import training_curves
 
 NO_IMAGE = b"", ""
 MOST_BYTES = 64 << 20  # of journals of a batch that are read for its report
 MOST_THUMBNAILS, THUMBNAIL = 100, 128  # datasets of a batch, pixels
 MOST_STAGES = 12  # of a flow
-FLOW_SECTION = "Outputs"
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def _stage_part(entry: Entry, tally: JournalTally) -> _StagePart:
             for journal in entry.journals:
                 own.read(journal)
                 tally.read(journal, prefix)
-            return _StagePart(entry, None, own, STAGES[entry.kind].is_done(entry), None)
+            return _StagePart(entry, None, own, KINDS[entry.kind].is_done(entry), None)
         taken = work.taken(tally, prefix)
         own.read(entry.run.journal)
         return _StagePart(
@@ -143,7 +142,7 @@ def flow_picture(stages: Sequence[Entry], volume: str) -> Picture:
 def _score_items(entry: Entry) -> list[Item]:
     """Return the scores of a stage that has made some, or why they cannot be read."""
     try:
-        items = STAGES[entry.kind].scores(entry)
+        items = KINDS[entry.kind].scores(entry)
     except VolpipeError as error:
         return [Sentence(f"Stage {entry.name}: {reason_of(error)}", "warning")]
     return [replace(i, title=f"{i.title} of stage {entry.name}") if isinstance(i, Sheet) else i for i in items]
@@ -286,17 +285,9 @@ def _short(volume: str) -> str:
 
 def stage_pictures(entries: Sequence[Entry]) -> list[Draft]:
     """Return the main picture of each stage of a flow that makes a volume, and the curves of one that trains."""
-    makers = [entry for entry in entries if STAGES[entry.kind].makes_volume][:MOST_STAGES]
-    drafts = [Draft(f"Output of stage {entry.name}", partial(_stage_picture, entry), FLOW_SECTION) for entry in makers]
-    trained = [entry for entry in entries if STAGES[entry.kind].makes_weights]
-    titles = {entry.name: f"Losses and scores of stage {entry.name}" for entry in trained}
-    return [Draft(titles[e.name], partial(training_curves, e.run.path), titles[e.name]) for e in trained] + drafts
-
-
-def _stage_picture(entry: Entry) -> list[Item]:
-    work = find_work(entry.run)
-    picture = None if work is None else work.main_picture(entry.name)
-    return [] if picture is None else [picture]
+    drafts = [draft for entry in entries for draft in KINDS[entry.kind].pictures(entry)]
+    outputs = [draft for draft in drafts if draft.section == OUTPUTS]
+    return [draft for draft in drafts if draft.section != OUTPUTS] + outputs[:MOST_STAGES]
 
 
 def thumbnails(rows: Sequence[DatasetRow]) -> dict[int, tuple[bytes, str]]:
@@ -315,8 +306,7 @@ def thumbnails(rows: Sequence[DatasetRow]) -> dict[int, tuple[bytes, str]]:
 
 def _thumbnail(row: DatasetRow) -> tuple[bytes, str] | None:
     try:
-        makers = (entry for entry in entries_of(row.out) if STAGES[entry.kind].makes_volume)
-        works = [work for entry in makers if (work := find_work(entry.run)) is not None]
+        works = [work for entry in entries_of(row.out) if (work := find_work(entry.run)) is not None]
         return works[-1].thumbnail(THUMBNAIL) if works else None
     except (VolpipeError, OSError, ValueError):  # its own report says so
         return None

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from volpipe.blockwise.pool import Capacity
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.estimation.window_choice import fastest_plan
@@ -35,28 +34,11 @@ from volpipe.nets.trained import Trained, unknown_size_note
 from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
 from volpipe.recipes.toml import differences
 from volpipe.runs.run_folder import RunFolder
+from volpipe.stages.sizing import UNSIZED, Sizing
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.values import Sample, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
-
-
-@dataclass(frozen=True)
-class Sizing:
-    """By what a plan takes the sizes that its recipe leaves open.
-
-    Attributes:
-        capacity: what the site gives its workers, None where no site is known: then the net's own are taken.
-        fresh: whether a run that was begun does not count; else its sizes are kept, on whatever site it goes on.
-        sizes: these, where they are known.
-    """
-
-    capacity: Capacity | None = None
-    fresh: bool = False
-    sizes: NetSizes | None = None
-
-
-UNSIZED = Sizing()
 
 
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path, sizing: Sizing = UNSIZED) -> Plan:
