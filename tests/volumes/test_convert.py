@@ -30,8 +30,8 @@ from volpipe.volumes import convert as module
 from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, read_record
 from volpipe.volumes.storage.quota import Quota
 from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, open_volume, open_writer, with_view
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 pytestmark = pytest.mark.usefixtures("_one_hdf5_process")
 

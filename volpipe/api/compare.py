@@ -22,9 +22,9 @@ from volpipe.monitoring.exposition import monitored
 from volpipe.monitoring.results import results_of
 from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
+from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener
-from volpipe.segmentation.driver import SegmentationResult
 from volpipe.volumes.storage.result_file import ResultFile
 from volpipe.workflow.compare import (
     ComparisonTable,
@@ -34,7 +34,6 @@ from volpipe.workflow.compare import (
     pair_name,
     pairs_work,
 )
-from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import location_of
 
 COMPARE = "compare"  # the end of names of its folder and its page
@@ -42,8 +41,8 @@ COMPARE = "compare"  # the end of names of its folder and its page
 
 @homes_known
 def compare(
-    a: str | Path | Report | SegmentationResult,
-    b: str | Path | Report | SegmentationResult,
+    a: str | Path | WorkReport,
+    b: str | Path | WorkReport,
     *,
     labels: bool = False,
     roi: str | None = None,

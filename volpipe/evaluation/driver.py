@@ -38,7 +38,7 @@ from volpipe.evaluation.results import (
 )
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
 from volpipe.geometry.grid import Grid
-from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
@@ -151,7 +151,7 @@ class BlockWork(JournalWork[R]):
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         if self.slices is None:
             return []
-        items: Iterable[Item] = [Note("Slices are compared once all blocks are scored.")]
+        items: Iterable[Item] = [Sentence("Slices are compared once all blocks are scored.")]
         if schedule.is_complete or self.is_complete:
             items = self.slices()
         return [Draft("Comparison", lambda: list(items), "Comparison")]
@@ -234,7 +234,7 @@ def comparison_work(
 
     def parts_of(taken: Taken, is_complete: bool) -> Parts:
         facts = {key: str(value) for key, value in comparison.describe_work().items() if value is not None}
-        items = [Note(line) for line in summary(comparison, comparison.differences(results), len(taken.missing))]
+        items = [Sentence(line) for line in summary(comparison, comparison.differences(results), len(taken.missing))]
         return Parts(f"Comparison of {name}", "The comparison of two outputs.", facts, items)
 
     sent = replace(comparison, made_a=(), made_b=(), notes=())  # how both were made may be long

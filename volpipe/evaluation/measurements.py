@@ -185,10 +185,10 @@ def _tried(plan: Measurement, function: Function) -> Measurement:
     Raises:
         PlanError: they do not; it names a row.
     """
-    from volpipe.nets.functions import Trial
+    from volpipe.nets.functions import RandomBlocks
 
     volumes, size = enumerate(plan.inputs().values()), triple(TRIED.grown(plan.choice.halo).shape)
-    trials = [Trial(volume.num_channels, volume.dtype, seed).blocks(size) for seed, volume in volumes]
+    trials = [RandomBlocks(volume.num_channels, volume.dtype, seed).blocks(size) for seed, volume in volumes]
     for arrays in zip(*trials, strict=True):
         first = _rows_of_part(plan, function, arrays, TRIED)
         plan = replace(plan, types=tuple((name, values.dtype.name) for name, values in first.items()))

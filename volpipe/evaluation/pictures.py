@@ -21,7 +21,7 @@ from volpipe.evaluation.origins import shared_input
 from volpipe.evaluation.subject import read_block
 from volpipe.geometry.grid import Box
 from volpipe.reporting import frames
-from volpipe.reporting.page import Draft, Item, Note, Picture
+from volpipe.reporting.page import Draft, Item, Picture, Sentence
 from volpipe.reporting.panels import Panel, panels_png
 from volpipe.reporting.shades import coloured, display_change, display_range, diverge, grey, shaded
 from volpipe.resolve import homes_known
@@ -51,14 +51,14 @@ def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
     """
     huge = [v for v in (evaluation.output, evaluation.reference) if math.prod(v.chunks) * v.dtype.itemsize > MOST_CHUNK]
     if huge:
-        yield Note(f"No pictures: a chunk of {huge[0]} is more than is read for a report.")
+        yield Sentence(f"No pictures: a chunk of {huge[0]} is more than is read for a report.")
         return
     if evaluation.about_pictures:
-        yield Note(evaluation.about_pictures)
+        yield Sentence(evaluation.about_pictures)
     size = evaluation.reference.voxel_size_nm
     voxel = size or (1.0, 1.0, 1.0)
     for axis, box, images, errors in _planes(evaluation):
-        yield Note(f"Slice {box} (z, y, x):")
+        yield Sentence(f"Slice {box} (z, y, x):")
         sides = frames.sides_of(box.shape, voxel, axis)
         for panel in [*images, *errors]:
             file = frames.drawn(panel.pixels, sides, min(voxel), is_known=size is not None)

@@ -22,7 +22,7 @@ from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.origins import differing
 from volpipe.evaluation.pictures import draw, worst_drafts
 from volpipe.evaluation.score import Scores
-from volpipe.reporting.page import Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
+from volpipe.reporting.page import Draft, FactTable, Item, Page, PageSection, Sentence, Sheet, sections_of
 from volpipe.reporting.render import render
 from volpipe.runs.pages import Parts
 from volpipe.runs.report import WorkReport
@@ -217,13 +217,15 @@ class ComparisonResult(WorkReport, Filed):
         facts = {"A": str(plan.a), "B": str(plan.b), "compared as": f"{plan.kind} ({plan.why})", "box": str(plan.box)}
         warnings = _warning_notes([*map(VIOLATED.format, self.violations), *plan.notes])
         sections = [
-            Section("Comparison", [Facts("Outputs", {**facts, "result": self.summary}), *warnings, *self.sheets]),
-            Section("How they were made", [_made(self)]),
+            PageSection(
+                "Comparison", [FactTable("Outputs", {**facts, "result": self.summary}), *warnings, *self.sheets]
+            ),
+            PageSection("How they were made", [_made(self)]),
             *sections_of(self.pictures()),
         ]
         if self.missing:
             rows = [(str(part.box), last_line(part.reason)) for part in self.missing]
-            sections.append(Section("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
+            sections.append(PageSection("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
         state = "limit violated" if self.violations else "the same" if self.is_same else "they differ"
         state = state if self.is_complete else "not whole"
         return Page("Comparison of two outputs", state, sections, self.is_within, line)
@@ -292,7 +294,7 @@ def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | 
     """Return what the report says of an evaluation: what was compared, and the `tree` of its scores if it is there."""
     facts = {key: str(value) for key, value in described.items() if value is not None and key != SUMS}
     notes = (tree or {}).get("notes")
-    items: list[Item] = [*stored_sheets(tree)] or [Note("There are no scores yet: they need all blocks.")]
+    items: list[Item] = [*stored_sheets(tree)] or [Sentence("There are no scores yet: they need all blocks.")]
     truth = described.get("reference") or described.get("skeletons")
     title = f"Scores of {Path(str(described.get('output', ''))).name}"
     return Parts(title, f"The evaluation against {truth}.", facts, [*items, *_warning_notes(notes or ())])
@@ -306,10 +308,10 @@ def stored_sheets(tree: Mapping[str, Any] | None) -> list[Sheet]:  # Any: JSON
     )
 
 
-def table_item(described: Mapping[str, Any] | None) -> Sheet | Note:  # Any: JSON
+def table_item(described: Mapping[str, Any] | None) -> Sheet | Sentence:  # Any: JSON
     """Return the first rows of the table that is `described`, or that there is none yet."""
     if not described:
-        return Note("There is no table yet: it needs all blocks.")
+        return Sentence("There is no table yet: it needs all blocks.")
     return Sheet(table_line(described), described["columns"], described["first_rows"], "The first rows.")
 
 
@@ -331,11 +333,11 @@ def page_of_many(
         most: outputs with a picture.
     """
     alone = {f"in {name} only": list(names) for name, names in zip("AB", only, strict=True) if names}
-    facts = Facts("Batches", {"A": places[0], "B": places[1], **alone})
-    sections = [Section("Comparison", [facts, *_warning_notes(map(VIOLATED.format, violations)), row_sheet(rows)])]
+    facts = FactTable("Batches", {"A": places[0], "B": places[1], **alone})
+    sections = [PageSection("Comparison", [facts, *_warning_notes(map(VIOLATED.format, violations)), row_sheet(rows)])]
     compared = [(row.name, row.result) for row in rows if row.result is not None and row.rank]
     for name, result in compared[:1]:
-        sections.append(Section("How they were made", [_made(result), Note(f"This is of {name}.")]))
+        sections.append(PageSection("How they were made", [_made(result), Sentence(f"This is of {name}.")]))
     differing = [(name, result) for name, result in compared if not result.is_same]
     sections += sections_of(draft for name, result in differing[:most] for draft in result.pictures(1, f"{name}, "))
     num_open = sum(not row.is_complete for row in rows)
@@ -351,11 +353,11 @@ def row_sheet(rows: Sequence[ComparisonRow]) -> Sheet:
 
 
 def _warning_notes(sentences: Iterable[str]) -> list[Item]:
-    return [Note(sentence, "warning") for sentence in sentences]
+    return [Sentence(sentence, "warning") for sentence in sentences]
 
 
 def _made(result: ComparisonResult) -> Item:
     """Return what was done otherwise, or a sentence where nothing was."""
     is_known = result.plan.made_a and result.plan.made_b
     alike = "Both were made alike: by the same recipe, net, weights and versions."
-    return result.made or Note(alike if is_known else "Neither says how it was made.")
+    return result.made or Sentence(alike if is_known else "Neither says how it was made.")

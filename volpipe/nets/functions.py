@@ -106,7 +106,7 @@ def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype
     Raises:
         PlanError: it fails, gives another result each time, or sees more than its halo.
     """
-    function, trial = build_function(choice, search_path), Trial(num_channels, dtype)
+    function, trial = build_function(choice, search_path), RandomBlocks(num_channels, dtype)
     try:
         block = trial.blocks(triple(2 * h + CORE for h in facts.halo))[0]
         result, again = function.of(block.copy()), function.of(block.copy())
@@ -138,7 +138,7 @@ def function_identity(
     name = choice.name.removeprefix(FUNCTION)
     with running(name, search_path) as opened:
         function = build_function(choice, search_path)
-        blocks = Trial(num_channels, dtype).blocks(triple(2 * h + CORE for h in facts.halo))
+        blocks = RandomBlocks(num_channels, dtype).blocks(triple(2 * h + CORE for h in facts.halo))
         output = [value for block in blocks for value in samples(function.of(block))]
     return NetIdentity(files=opened.hashes(*code_files(choice.name, search_path)), output=tuple(output))
 
@@ -153,7 +153,7 @@ def _too_small(name: str, halo: Triple, seen: list[int], wider: Triple) -> str:
     return f"{sentence}; declare halo = {[max(h, s) for h, s in zip(halo, seen, strict=True)]} or more"
 
 
-class Trial:
+class RandomBlocks:
     """Random blocks of a type, and what a function makes of them."""
 
     def __init__(self, num_channels: int, dtype: np.dtype, seed: int = 0) -> None:

@@ -99,7 +99,7 @@ def layers_hash(net: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, layer in net.named_modules():
         if type(layer).__module__.startswith("torch.nn."):
-            values = {key: _plain(getattr(layer, key, None)) for key in OF_LAYERS}
+            values = {key: _numbers_and_words(getattr(layer, key, None)) for key in OF_LAYERS}
             digest.update(f"{name} {type(layer).__name__} {values}\n".encode())
     return digest.hexdigest()
 
@@ -142,8 +142,14 @@ def _values(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, ob
             yield from _values(entry, f"{place}.{i}", depth + 1)
 
 
-def _plain(value: object) -> object:
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value if _is_plain(value) else None
+def _numbers_and_words(value: object) -> object:
+    return (
+        tuple(map(_numbers_and_words, value))
+        if isinstance(value, list | tuple)
+        else value
+        if _is_plain(value)
+        else None
+    )
 
 
 def _is_plain(value: object) -> bool:
@@ -167,13 +173,13 @@ def fixed_output(net: nn.Module, channels: Sequence[int], fixed: Sequence[int]) 
         for number in channels:
             for size in CUBES if not all(fixed) else (0,):
                 shape = (number, *(only or size for only in fixed))
-                values = [_sampled(net, window) for window in _windows(shape)]
+                values = [_sampled(net, window) for window in _windows_to_try(shape)]
                 if all(values):
                     return tuple(value for each in values for value in each)
     return ()
 
 
-def _windows(shape: tuple[int, ...]) -> list[np.ndarray]:
+def _windows_to_try(shape: tuple[int, ...]) -> list[np.ndarray]:
     noise = np.random.default_rng(SEED).uniform(-1, 1, (1, *shape)).astype(np.float32)
     return [noise, LARGE * noise]
 

@@ -84,7 +84,7 @@ class Built:
             return self.identity
         output = self._usual_output
         if not output and facts is not None:
-            output = self._output([facts.in_channels], _small(facts, facts.window))
+            output = self._output([facts.in_channels], _small_window(facts, facts.window))
         return self.identity.model_copy(update={"output": output})
 
     @cached_property
@@ -94,9 +94,9 @@ class Built:
         It is computed once, before threads share the net: the weights are others meanwhile.
         """
         from volpipe.nets.adapter import possible_channels
-        from volpipe.nets.declared import context_of, only_sizes_of
+        from volpipe.nets.declared import only_sizes_of, served
 
-        channels = possible_channels(files.inner_net(self.net), context_of(self.net))
+        channels = possible_channels(files.inner_net(self.net), served(self.net).context)
         return self._output(channels, only_sizes_of(self.net))
 
     def _output(self, channels: Sequence[int], fixed: Triple) -> tuple[float, ...]:
@@ -138,12 +138,16 @@ def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = 
         from volpipe.nets.functions import build_function
 
         return Built(build_function(choice, search_path))
-    is_program = files.is_program(choice.name)
     from volpipe.nets.adapter import Adapter, adapted
     from volpipe.nets.declared import ServedNet
 
-    with _watched(choice, search_path) as opened:
-        net = files.load_program(choice, search_path) if is_program else _call(choice, search_path)
+    kind = files.file_kind(choice.name)
+    watch: contextlib.AbstractContextManager[Opened | None] = contextlib.nullcontext()
+    # The files that a user's code opens meanwhile are noted; not of nets whose own file is all that they are.
+    if not is_shipped(choice) and (kind is None or kind.has_own_code):
+        watch = running("" if kind is not None else choice.name, search_path)
+    with watch as opened:
+        net = files.load_program(choice, search_path) if kind is not None else _call_function(choice, search_path)
     with refusing(choice):
         if choice.weights is not None:
             load_weights(net, weights_path(choice.weights, search_path), choice.weights_key)
@@ -155,7 +159,7 @@ def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = 
         is_served = is_shipped(choice) or is_package  # as one of ours
         net = net if is_served else _as_float32(net)
         # before it is called, which may change it
-        identity = NetIdentity() if opened is None else _identity(choice, search_path, net, opened)
+        identity = NetIdentity() if opened is None else _identity_of(choice, search_path, net, opened)
         if is_served and not (choice.plane or choice.context or (is_shipped(choice) and choice.output is not None)):
             return Built(net, identity)
         adapter = adapted(net, choice) if facts is None else Adapter(net, choice, is_flat=bool(facts.planes))
@@ -165,14 +169,7 @@ def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = 
     return whole
 
 
-def _watched(choice: NetChoice, search_path: str) -> contextlib.AbstractContextManager[Opened | None]:
-    """Note the files that a user's code opens meanwhile; nothing of nets whose own file is all that they are."""
-    if is_shipped(choice) or (files.is_program(choice.name) and files.kind_of(choice.name) != files.PACKAGE):
-        return contextlib.nullcontext()
-    return running("" if files.is_program(choice.name) else choice.name, search_path)
-
-
-def _identity(choice: NetChoice, search_path: str, net: nn.Module, opened: Opened) -> NetIdentity:
+def _identity_of(choice: NetChoice, search_path: str, net: nn.Module, opened: Opened) -> NetIdentity:
     """Return what tells `net`, built by code that opened some files, from others."""
     from volpipe.nets.bioimageio import PackageNet
     from volpipe.nets.identity import attributes_hash, layers_hash
@@ -232,7 +229,7 @@ def _functions_hint(name: str, search_path: str) -> str:
     return f"net.name={name} names a Python file, but no function of it; set {example}; {known}"
 
 
-def _call(choice: NetChoice, search_path: str) -> nn.Module:
+def _call_function(choice: NetChoice, search_path: str) -> nn.Module:
     """Return the net from the function that `choice` names."""
     from torch import nn
 
@@ -297,7 +294,7 @@ def describe(choice: NetChoice, search_path: str = "", window: Triple | None = N
 
 def examine(choice: NetChoice, search_path: str = "", window: Triple | None = None) -> NetFacts:
     """Return the facts of the net of `choice`, which is built; `window` as for `describe`."""
-    from volpipe.nets.declared import context_of, planes_of
+    from volpipe.nets.declared import served
 
     own = build(choice, search_path)
     net = own.net
@@ -340,9 +337,10 @@ def examine(choice: NetChoice, search_path: str = "", window: Triple | None = No
         if "window" not in declared and not any(geometry.fixed) and (any(geometry.margin) or max(geometry.shrink) > 1):
             facts["window"] = _window(facts)
     if any(facts["margin"]):
-        facts["halo"] = _halo_of_margin(facts)
+        sizes = zip(facts["halo"], facts["margin"], facts["stride"], strict=True)
+        facts["halo"] = triple(margin + align_up(max(0, halo - margin), stride) for halo, margin, stride in sizes)
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
-    facts |= {"planes": planes_of(net), "context": context_of(net)}
+    facts |= {"planes": served(net).planes, "context": served(net).context}
     if "window" not in declared and len(facts["planes"]) == 1 and not facts["tile_invariant"]:
         facts["window"] = net.in_volume(*LARGE_SLICES[facts["context"] > 0])  # type: ignore[operator]  # an Adapter
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
@@ -355,12 +353,6 @@ def examine(choice: NetChoice, search_path: str = "", window: Triple | None = No
     except ValidationError as error:
         why = complain(error, NetFacts, facts, f"net {facts['label']}")
         raise VolpipeError(f"{why}; correct it there") from error
-
-
-def _halo_of_margin(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
-    """Return a halo of at least the margin, beyond it in whole strides."""
-    sizes = zip(facts["halo"], facts["margin"], facts["stride"], strict=True)
-    return triple(margin + align_up(max(0, halo - margin), stride) for halo, margin, stride in sizes)
 
 
 def _declared(net: nn.Module) -> dict[str, Any]:  # Any: values of a declaration
@@ -504,7 +496,7 @@ def _agrees(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str
                 "own; call torch.manual_seed in it, or save its state dict and set net.weights to that file"
             )
     own = {*_declared(new()), *_overrides(choice)} & {*GEOMETRY, *SIZES} - {"out_channels"}
-    if fault := find_nondeterminism(new, facts.in_channels, (_small(facts, window), window)):
+    if fault := find_nondeterminism(new, facts.in_channels, (_small_window(facts, window), window)):
         raise PlanError(f"net {facts.label} {fault}")
     is_free = choice.accept_tile_variance or not facts.tile_invariant or (any(facts.margin) and not own)
     if not is_free and (wrong := find_disagreement(new, facts.in_channels, window, declared)):
@@ -512,7 +504,7 @@ def _agrees(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str
     return True
 
 
-def _small(facts: NetFacts, window: Triple) -> Triple:
+def _small_window(facts: NetFacts, window: Triple) -> Triple:
     """Return a small window (z, y, x) that the net takes, no larger than `window`."""
     sizes = zip(facts.fixed, window, facts.stride, facts.remainder, facts.margin, strict=True)
     return triple(
@@ -590,8 +582,9 @@ def weights_hash(net: nn.Module) -> str:
 
 def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
     """Return the SHA-256 of the weights of `net`, the net of `choice`: of its file, where that holds them."""
-    is_file = files.is_program(choice.name) and not files.maker_of(choice.name)
-    return files.file_hash(choice, search_path) if is_file and not choice.weights else weights_hash(net)
+    kind = files.file_kind(choice.name)
+    is_file = kind is not None and kind.has_weights_file and not choice.weights
+    return files.file_hash(choice, search_path) if is_file else weights_hash(net)
 
 
 def check_identity(label: str, planned: NetIdentity, identity: NetIdentity) -> None:
@@ -643,16 +636,20 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
     if look_up(choice) is not None and not any(w % s for w, s in zip(window, facts.stride, strict=True)):
         return
     memory = file_of(choice, search_path, f"takes {window}")
-    kept(memory, bool, lambda: _fits(choice, facts, window, search_path))
+    kept(memory, bool, lambda: _has_declared_shape(choice, facts, window, search_path))
 
 
-def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) -> bool:
+def _has_declared_shape(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) -> bool:
     """Return True for a net whose output has the declared shape; the others are refused."""
+    import torch
+
     shape = (1, facts.in_channels, *window)
     small = math.prod(shape) <= MOST_COMPUTED
     for device in ("cpu",) if small else ("meta", "cpu"):
         try:
-            out = _output_shape(build_net(choice.model_copy(update={"weights": None}), search_path), shape, device)
+            net = build_net(choice.model_copy(update={"weights": None}), search_path)
+            with torch.device(device), torch.inference_mode():
+                out = tuple(only_tensor(net.to(device)(torch.zeros(shape))).shape)
             break
         except UnmeasurableError as error:
             remedy = error.remedy.format(keys="net.scale, net.margin, net.stride and net.halo")
@@ -675,10 +672,3 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
             "channels in the net and the recipe, so that they are measured, or correct them"
         )
     return True
-
-
-def _output_shape(net: nn.Module, shape: tuple[int, ...], device: str) -> tuple[int, ...]:
-    import torch
-
-    with torch.device(device), torch.inference_mode():
-        return tuple(only_tensor(net.to(device)(torch.zeros(shape))).shape)

@@ -56,7 +56,7 @@ class Interpolation(BaseModel):
         return triple(self.order_z if is_apart and axes == [axis] else self.order for axis in range(3))
 
 
-class Region(NamedTuple):
+class LabelRegion(NamedTuple):
     """What a channel of a net shows that was trained on regions, which overlap, each with a channel of its own.
 
     Attributes:

@@ -99,7 +99,7 @@ def _first_extent(
     """
     for shape in shapes:
         try:
-            extent = _extent(Change(net, (in_channels, *shape), axis, is_double), planes, ratio, known)
+            extent = _extent_of_planes(Change(net, (in_channels, *shape), axis, is_double), planes, ratio, known)
         except (SlowNetError, OutputError):
             raise
         except UnmeasurableError:
@@ -210,7 +210,9 @@ class Change:
         return flags
 
 
-def _extent(change: Change, planes: range, ratio: Ratio, known: tuple[int, int]) -> tuple[int, int, bool] | None:
+def _extent_of_planes(
+    change: Change, planes: range, ratio: Ratio, known: tuple[int, int]
+) -> tuple[int, int, bool] | None:
     """Return the reach of `planes` of the input below and above, and whether it touches the window's faces.
 
     What is `known` counts in any case. None where they act on nothing.
@@ -223,12 +225,13 @@ def _extent(change: Change, planes: range, ratio: Ratio, known: tuple[int, int])
         lines.append(change.outputs([(planes.start, planes.stop)], probe))
         if lines[-1][0] or lines[-1][-1]:
             return before, after, True
-    together = _places(lines, ratio)
+    together = _flagged_places(lines, ratio)
     if not together:
         return None
     # Of the changes, the first that reaches as far as any below, and above: halos are in whole strides in any case.
     ranges = [
-        (places[0], places[-1]) if (places := _places([line], ratio)) else (together[-1], together[0]) for line in lines
+        (places[0], places[-1]) if (places := _flagged_places([line], ratio)) else (together[-1], together[0])
+        for line in lines
     ]
     widest = [
         change.probes[i]
@@ -240,11 +243,11 @@ def _extent(change: Change, planes: range, ratio: Ratio, known: tuple[int, int])
         for probe in widest:
             if together[-1] - plane <= before and plane - together[0] - wide <= after:
                 break
-            if places := _places([change.outputs([(plane, plane + 1)], probe)], ratio):
+            if places := _flagged_places([change.outputs([(plane, plane + 1)], probe)], ratio):
                 before, after = max(before, places[-1] - plane), max(after, plane - places[0] - wide)
     return before, after, False
 
 
-def _places(several: Sequence[Sequence[bool]], ratio: Ratio) -> list[int]:
+def _flagged_places(several: Sequence[Sequence[bool]], ratio: Ratio) -> list[int]:
     """Return the input voxels whose output voxels are flagged in any of `several`, ascending."""
     return [ratio.back(place) for place, flags in enumerate(zip(*several, strict=True)) if any(flags)]

@@ -74,7 +74,7 @@ def voxel_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
     size, known = volume.voxel_size_nm, trained.voxel_sizes_nm
     if size is None or not known or any(_is_alike(size, other) for other in known):
         return []
-    sizes = f"{_listed(known)} nm (z, y, x)"
+    sizes = f"{_sizes_text(known)} nm (z, y, x)"
     said = f"net {label} learned from voxels of {sizes}, and those of {volume} are {shown(size)} nm"
     longest, before = _long_axis(size), "".join(dict.fromkeys(map(_long_axis, known)))
     if longest and before and longest not in before:
@@ -93,7 +93,9 @@ def unknown_size_note(volume: Volume, trained: Trained | None) -> str:
     """Return which voxels the net learned from where those of `volume` are not known; "" otherwise."""
     if volume.voxel_size_nm is not None or trained is None or not trained.voxel_sizes_nm:
         return ""
-    return f"the net learned from voxels of {_listed(trained.voxel_sizes_nm)} nm; give input.voxel_size_nm to compare"
+    return (
+        f"the net learned from voxels of {_sizes_text(trained.voxel_sizes_nm)} nm; give input.voxel_size_nm to compare"
+    )
 
 
 def contrast_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
@@ -128,5 +130,5 @@ def _long_axis(size: Lengths) -> str:
     return "zyx"[size.index(first)] if first >= LEAST_ANISOTROPY * second else ""
 
 
-def _listed(sizes: Sequence[Lengths]) -> str:
+def _sizes_text(sizes: Sequence[Lengths]) -> str:
     return " or ".join(dict.fromkeys(map(shown, sizes)))

@@ -81,16 +81,16 @@ class Shapes:
     def of(self, window: Triple) -> Triple | None:
         """Return the output (z, y, x) for a window, None where the net takes none such."""
         if window not in self._known:
-            shape = self._try(window)
+            shape = self._try_window(window)
             self._known[window] = None if shape is None else triple(shape[1:])
             self.num_out = self.num_out if shape is None else shape[0]
             self._has_refused |= shape is None
         return self._known[window]
 
-    def _try(self, window: Triple) -> tuple[int, ...] | None:
+    def _try_window(self, window: Triple) -> tuple[int, ...] | None:
         for number in self.channels:
             try:
-                shape = tuple(self._run((1, number, *window)).shape)
+                shape = tuple(self._output_of((1, number, *window)).shape)
             except (SlowNetError, OutputError):
                 raise
             except UnmeasurableError as error:
@@ -108,7 +108,7 @@ class Shapes:
             return shape[1:]
         return None
 
-    def _run(self, shape: Sequence[int]) -> torch.Tensor:
+    def _output_of(self, shape: Sequence[int]) -> torch.Tensor:
         import torch
 
         voxels = shape[2] * shape[3] * shape[4]
@@ -156,7 +156,10 @@ def window_sizes(shapes: Shapes, fixed: Triple, hint: Triple | None = None) -> t
     ratios = None if all(fixed) else _ratios(shapes, base, fixed)
     if ratios is None:
         return base, base, [_only_size(shapes, base, axis) for axis in range(3)]
-    base = _aligned(shapes, base, fixed, ratios)
+    window = triple(
+        n if only else -(-n // ratio.shrink) * ratio.shrink for n, only, ratio in zip(base, fixed, ratios, strict=True)
+    )
+    base = window if shapes.of(window) is not None else base
     axes = [
         _only_size(shapes, base, axis) if fixed[axis] else _axis_sizes(shapes, base, axis, ratios[axis])
         for axis in range(3)
@@ -220,14 +223,6 @@ def _ratio_of(factor: Fraction) -> Ratio | None:
     return Ratio(shrink=factor.denominator) if factor > 0 and factor.numerator == 1 else None
 
 
-def _aligned(shapes: Shapes, base: Triple, fixed: Triple, ratios: Sequence[Ratio]) -> Triple:
-    """Return a window near `base` in whole output voxels, where outputs are coarser."""
-    window = triple(
-        n if only else -(-n // ratio.shrink) * ratio.shrink for n, only, ratio in zip(base, fixed, ratios, strict=True)
-    )
-    return window if shapes.of(window) is not None else base
-
-
 def _only_size(shapes: Shapes, base: Triple, axis: int) -> AxisSizes:
     """Return the sizes of a net that takes one length: half of it, and such, is taken for a coarser output."""
     size, out = base[axis], (shapes.of(base) or base)[axis]
@@ -258,7 +253,7 @@ def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSi
 
     def loss(size: int) -> int | None:
         """Return the input voxels that the output lacks of a window, None where the net takes none such."""
-        shape = shapes.of(_with(base, axis, size))
+        shape = shapes.of(with_size(base, axis, size))
         if shape is None or shape[axis] % ratio.scale:
             return None
         return size - shape[axis] * ratio.shrink // ratio.scale
@@ -267,12 +262,17 @@ def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSi
         if step % ratio.shrink:
             continue
         losses = ((loss(size), size) for size in range(length, length + step))
-        classes = [(lost % min(2, ratio.shrink), lost, n % step != 0, n) for lost, n in losses if lost is not None]
-        for _, lost, _, size in sorted(classes):
-            if any(loss(size + k * step) != lost for k in (1, 2)):
+        classes = [
+            (missing % min(2, ratio.shrink), missing, n % step != 0, n) for missing, n in losses if missing is not None
+        ]
+        for _, missing, _, size in sorted(classes):
+            if any(loss(size + k * step) != missing for k in (1, 2)):
                 continue
-            margin, uneven = _halves(lost, axis, size, (shapes.of(_with(base, axis, size)) or base)[axis], ratio)
-            return AxisSizes(ratio, margin, size % step, step, _shortest(loss, lost, size, step), uneven)
+            margin, uneven = _halves(missing, axis, size, (shapes.of(with_size(base, axis, size)) or base)[axis], ratio)
+            shortest = size  # that loses as much
+            while shortest - step > missing and loss(shortest - step) == missing:
+                shortest -= step
+            return AxisSizes(ratio, margin, size % step, step, shortest, uneven)
     raise UnmeasurableError(
         f"windows of {length} voxels and more along {'zyx'[axis]} give outputs that do not grow with them in steps of "
         f"up to {STRIDES[-1]}",
@@ -280,13 +280,6 @@ def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSi
     )
 
 
-def _shortest(loss: Callable[[int], int | None], lost: int, size: int, step: int) -> int:
-    """Return the shortest window below `size`, in steps, that loses as much."""
-    while size - step > lost and loss(size - step) == lost:
-        size -= step
-    return size
-
-
-def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
+def with_size(sizes: Sequence[int], axis: int, size: int) -> Triple:
     """Return `sizes` (z, y, x) with another one along `axis`."""
     return triple(size if i == axis else n for i, n in enumerate(sizes))

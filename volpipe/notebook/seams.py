@@ -24,7 +24,7 @@ from volpipe.runs.seams import (
 )
 from volpipe.tables import html_table
 from volpipe.workflow.driver import Report, RunWork
-from volpipe.workflow.entries import find_work
+from volpipe.workflow.kinds import find_work
 
 AXES = "zyx"
 

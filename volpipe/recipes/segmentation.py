@@ -66,7 +66,7 @@ class SegmentInput(ArrayInput):
         return self
 
 
-class Objects(Section):
+class ObjectRules(Section):
     """How voxels become objects."""
 
     method: Literal["components", "watershed"] = "watershed"
@@ -93,7 +93,7 @@ class Objects(Section):
     """For mean: mean affinity, at most threshold, from which objects of fewer than small_voxels join."""
 
     @model_validator(mode="after")
-    def _check_small(self) -> Objects:
+    def _check_small(self) -> ObjectRules:
         if not self.small_voxels:
             return self
         if self.method != "watershed" or self.agglomerate != "mean":
@@ -135,7 +135,7 @@ class SegmentRecipe(Section):
     """A segmentation's input, objects and output."""
 
     input: SegmentInput = SegmentInput()
-    objects: Objects = Objects()
+    objects: ObjectRules = ObjectRules()
     output: SegmentOutput = SegmentOutput()
 
     @model_validator(mode="after")

@@ -43,12 +43,12 @@ def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]
     Raises:
         RecipeError: no such file, or no TOML.
     """
-    tree = {} if path is None or path == NO_RECIPE else _read(path)
+    tree = {} if path is None or path == NO_RECIPE else _read_toml(path)
     set_values(tree, settings)
     return tree
 
 
-def _read(path: Path) -> dict[str, Any]:  # Any: TOML values
+def _read_toml(path: Path) -> dict[str, Any]:  # Any: TOML values
     """Return what the recipe at `path`, or the shipped one of that name, holds."""
     try:
         text = read_text(shipped_recipe(path))

@@ -24,7 +24,7 @@ from volpipe.inference.output import read_each
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.inference.tiling import AXES
-from volpipe.reporting.page import Chart, Item, Note, columns_of
+from volpipe.reporting.page import Chart, Item, Sentence, columns_of
 from volpipe.units import size
 
 MOST_SAMPLES, REMOTE_SAMPLES = 32, 8  # per axis; of an output in a bucket, where each is two to four requests
@@ -196,11 +196,13 @@ def profile_items(selection: Selection, sample: Sequence[Squares] | None = None)
         most = min(REPORT_SAMPLES, REPORT_BYTES // (3 * num_bytes))
         if most == 0:
             chunks = size(num_bytes / 2)
-            return [Note(f"No profile across the faces of windows: chunks of {chunks} are too much to read for it.")]
+            return [
+                Sentence(f"No profile across the faces of windows: chunks of {chunks} are too much to read for it.")
+            ]
         sample = seam_squares(selection, most)
     profiles = [squares.profile for squares in sample]
     if not profiles:
-        return [Note("No profile across the faces of windows: there are none, or too few voxels at them.")]
+        return [Sentence("No profile across the faces of windows: there are none, or too few voxels at them.")]
     rows = [
         (f"along {profile.axis}", distance, float(f"{value**0.5:.5g}"))
         for profile in profiles

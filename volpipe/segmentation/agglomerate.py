@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.recipes.segmentation import Objects
+from volpipe.recipes.segmentation import ObjectRules
 from volpipe.segmentation.boundary_maps import FULL
 from volpipe.segmentation.edges import NO_PAIR, Edges, grouped
 
@@ -67,7 +67,12 @@ class Mean:
     @property
     def keys(self) -> Sequence[Key]:
         """The order of edges, the highest first, by the first key, then the next: means as floats, then exact."""
-        return _mean, lambda edges: _places(edges)[0], lambda edges: _places(edges)[1], lambda edges: -edges.first[:, 0]
+        return (
+            _rounded_means,
+            lambda edges: _exact_means(edges)[0],
+            lambda edges: _exact_means(edges)[1],
+            lambda edges: -edges.first[:, 0],
+        )
 
     def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes, in any order; those of nodes that stay alone are as they were.
@@ -86,10 +91,10 @@ class Mean:
 
     def one_by_one(self, edges: Edges, is_active: np.ndarray, voxels: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
-        around, is_free, size = _around(edges, is_active), is_active.tolist(), voxels.tolist()
+        around, is_free, size = _edges_by_node(edges, is_active), is_active.tolist(), voxels.tolist()
         place = _exact if edges.sums[:, 1].sum() >= MOST_FLOAT else _rounded
         live = edges[self.is_live(edges, voxels)]
-        columns = zip(*(column.tolist() for column in _columns(live)), strict=True)
+        columns = zip(*(column.tolist() for column in _edge_columns(live)), strict=True)
         heap = [(*place(total, count, first), a, b) for a, b, total, count, first in columns]
         heapq.heapify(heap)
         while heap:
@@ -97,7 +102,7 @@ class Mean:
             known = around.get(a, {}).get(b) or around.get(b, {}).get(a)
             if known is None or place(*known) != (mean, first):
                 continue  # stale: one of the two was merged, or their edge changed
-            if known[0] / known[1] / FULL < self._least(size[a], size[b]):
+            if known[0] / known[1] / FULL < self._least_mean(size[a], size[b]):
                 continue  # both have become large
             if not (is_free[a] and is_free[b]):
                 is_free[a] = is_free[b] = False
@@ -107,10 +112,10 @@ class Mean:
             size[keep] += size[drop]
             for c in _absorb(around, keep, drop):
                 total, count, first = around[keep][c]
-                if total / count / FULL >= self._least(size[keep], size[c]):
+                if total / count / FULL >= self._least_mean(size[keep], size[c]):
                     heapq.heappush(heap, (*place(total, count, first), keep, c))
 
-    def _least(self, voxels: int, others: int) -> float:
+    def _least_mean(self, voxels: int, others: int) -> float:
         """Return the least mean by which two nodes of so many voxels are merged."""
         return self.small_threshold if min(voxels, others) < self.small_voxels else self.threshold
 
@@ -118,17 +123,17 @@ class Mean:
 Around = dict[int, dict[int, tuple[int, int, int]]]
 
 
-def _columns(edges: Edges) -> tuple[np.ndarray, ...]:
+def _edge_columns(edges: Edges) -> tuple[np.ndarray, ...]:
     """Return both nodes, sum and number of the nearest affinities, and first pair of each edge."""
     return *edges.pairs.T, *edges.sums[:, :2].T, edges.first[:, 0]
 
 
-def _mean(edges: Edges) -> np.ndarray:
+def _rounded_means(edges: Edges) -> np.ndarray:
     """Return the mean of the nearest affinities of each edge, as far as a float tells it: never in another order."""
     return np.asarray(edges.sums[:, 0] / edges.sums[:, 1])
 
 
-def _places(edges: Edges) -> tuple[np.ndarray, np.ndarray]:
+def _exact_means(edges: Edges) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of the nearest affinities of each edge, in two parts of which the first counts more."""
     total, count = edges.sums[:, 0], edges.sums[:, 1]
     whole, rest = np.divmod(total, count)
@@ -146,10 +151,10 @@ def _rounded(total: int, count: int, first: int) -> tuple[float, int]:
     return -total / count, first
 
 
-def _around(edges: Edges, is_active: np.ndarray) -> Around:
+def _edges_by_node(edges: Edges, is_active: np.ndarray) -> Around:
     """Return the edges of each active node."""
     around: Around = {node: {} for node in np.flatnonzero(is_active).tolist()}
-    first, second, *columns = (column.tolist() for column in _columns(edges))
+    first, second, *columns = (column.tolist() for column in _edge_columns(edges))
     for a, b, edge in zip(first, second, zip(*columns, strict=True), strict=True):
         for here, there in ((a, b), (b, a)):
             if here in around:
@@ -283,7 +288,7 @@ class Mutex:
 Rule = Mean | Mutex
 
 
-def rule_of(choice: Objects) -> Rule:
+def rule_of(choice: ObjectRules) -> Rule:
     """Return how supervoxels are agglomerated."""
     if choice.agglomerate == "mean":
         return Mean(choice.threshold, choice.small_voxels, choice.small_threshold)

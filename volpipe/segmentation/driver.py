@@ -35,9 +35,9 @@ from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.reporting.comparison import Subject
+from volpipe.reporting.comparison import ShownOutput
 from volpipe.reporting.histogram import read_sizes, sizes_chart
-from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import grown_from
@@ -170,12 +170,12 @@ class SegmentationResult(WorkReport):
     Attributes:
         num_objects: rows of the table, 0 before there is one.
         stage_seconds: of workers, by stage, over all sessions.
-        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
     """
 
+    makes_volume: ClassVar[bool] = True
+    computing: ClassVar[str] = "pieces"
     num_objects: int = 0
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    updates: tuple[Updated, ...] = ()
 
     @property
     def out(self) -> str:
@@ -269,22 +269,22 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return the sizes of objects as well; see `OutputWork`."""
-        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
+        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._size_pictures, "Objects")]
 
-    def subject(self, array: SegmentPlan, schedule: Schedule) -> Subject | None:
+    def subject(self, array: SegmentPlan, schedule: Schedule) -> ShownOutput | None:
         assert isinstance(schedule, SegmentSchedule)
         at = middle_of_done(self.plan.blocks, schedule.paint.done)
-        return Subject(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
+        return ShownOutput(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
 
-    def _sizes(self) -> list[Item]:
+    def _size_pictures(self) -> list[Item]:
         objects = objects_of(self.folder)
         if objects is None:
-            return [Note("The objects are not known yet.")]
+            return [Sentence("The objects are not known yet.")]
         if not objects.num_objects:
-            return [Note("There are no objects.", "warning")]
+            return [Sentence("There are no objects.", "warning")]
         table = self.folder.path / TABLE
         crumbs = crumb_note(table, objects.num_objects, self.plan)
-        return [sizes_chart(table, objects.num_objects), *([Note(crumbs)] if crumbs else [])]
+        return [sizes_chart(table, objects.num_objects), *([Sentence(crumbs)] if crumbs else [])]
 
     def facts(self) -> dict[str, str]:
         """Return how objects are found, and in which blocks."""
@@ -343,7 +343,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         job = SegmentJob(str(self.folder.path), plan.identity, session.name)
         tasks.prepare(job)
         if not any(stage.num_done for stage in schedule.stages):
-            yield from self._estimate(pool)
+            yield from self._forecast(pool)
         submit = partial(submitter, pool, job)
         yield from session.finish(schedule, submit, only=("pieces", "edges"))
         if schedule.edges.num_done == schedule.edges.num_units:
@@ -363,7 +363,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             yield from session.finish(schedule, submit, only=rest)
         return self._report(session, schedule.missing(session.reasons), time.perf_counter() - began)
 
-    def _estimate(self, pool: WorkerPool) -> Steps[None]:
+    def _forecast(self, pool: WorkerPool) -> Steps[None]:
         planned = Planned(
             self.plan.identity, memory_bytes=WORKER_BYTES + self.plan.task_bytes, scratch_bytes=self.plan.scratch_bytes,
             output_bytes=sum(math.prod(self.plan.level_shape(i)) for i in range(len(self.plan.factors)))

@@ -26,7 +26,7 @@ from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.geometry.grid import Box
-from volpipe.inference.output_plan import Source, level_key
+from volpipe.inference.output_plan import SourceVolume, level_key
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import graph
 from volpipe.segmentation import tasks as label_tasks
@@ -90,14 +90,14 @@ def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[St
         costs = [record.result for record in records if record.result is not None]
     finally:
         delete(folder)
-    return segment_times(trial, _mean(costs), num_workers)
+    return segment_times(trial, _mean_costs(costs), num_workers)
 
 
 def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[StageTimes]]:
     """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
-    folder = RunFolder.from_output(paths.locate(plan.out)).rehearsal
+    folder = RunFolder.from_output(paths.locate(plan.out)).calibration
     trial = SegmentTrial(plan, plan.source.volume(), True, str(folder))
     try:
         return [(yield from calibrate_segmentation(trial, workers))]
@@ -106,7 +106,7 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[StageT
         return []
 
 
-def _mean(costs: Sequence[SegmentCosts]) -> SegmentCosts:
+def _mean_costs(costs: Sequence[SegmentCosts]) -> SegmentCosts:
     names = costs[0].stage_seconds
     return SegmentCosts(
         sum(each.num_voxels for each in costs),
@@ -166,10 +166,12 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
 
 def try_blocks(trial: SegmentTrial, number: int) -> Record[SegmentCosts]:
     """Segment some blocks in a folder of the worker's own."""
-    return work_once("rehearse", number, lambda: _try(trial, number), Reporter(Path(trial.folder).parent))
+    return work_once(
+        "calibrate", number, lambda: _try_larger_blocks(trial, number), Reporter(Path(trial.folder).parent)
+    )
 
 
-def _try(trial: SegmentTrial, number: int) -> SegmentCosts:
+def _try_larger_blocks(trial: SegmentTrial, number: int) -> SegmentCosts:
     folder = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=trial.folder))  # a lost worker may have left one
     with stopwatch() as warm:
         _try_edge(trial, number, folder, WARM_EDGE)
@@ -190,9 +192,9 @@ def _try_edge(trial: SegmentTrial, number: int, folder: Path, edge: int) -> Segm
     counts = [n / b for b, n in zip(block, whole, strict=True)]
     longest = counts.index(max(counts))
     shape = tuple(min(n, 2 * b) if a == longest else b for a, (b, n) in enumerate(zip(block, whole, strict=True)))
-    volume, box = _source(trial, number, shape, place)
+    volume, box = _tried_box(trial, number, shape, place)
     copy, read_seconds = _copied(volume, box, block, place / "in", num_channels=trial.plan.num_channels_read)
-    plan = _small(trial.plan, copy, block, place / "out")
+    plan = _small_plan(trial.plan, copy, block, place / "out")
     with held(place, HELD, RunError):
         return dataclasses.replace(_try_stages(plan, place), read_seconds=read_seconds)
 
@@ -209,7 +211,7 @@ def _copied(
     return write(place, data, (len(data), *chunk), "raw"), reading.seconds / math.prod(cell_voxels(*b) for b in bounds)
 
 
-def _source(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
+def _tried_box(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
     """Return the volume that a trial reads, and a box of `shape` in it: of the most variance, where it exists."""
     if not trial.is_there:
         return synthetic_affinities(trial.volume, shape, folder / "made_up"), Box.from_shape(shape)
@@ -228,12 +230,12 @@ def _source(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder: Pa
     return trial.volume, Box.from_shape(shape).shift(start)
 
 
-def _small(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: Path) -> SegmentPlan:
+def _small_plan(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: Path) -> SegmentPlan:
     """Return the plan of segmenting a small `volume` as `plan` does the whole, with as many chunks per block."""
     numbers = [max(1, b // c) for b, c in zip(plan.block, plan.chunk, strict=True)]
     chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
     sizes = {"block": block, "shard": block, "chunk": chunk, "factors": plan.factors[:2]}
-    return plan.changed(source=Source.from_volume(volume), out=str(out), **sizes)
+    return plan.changed(source=SourceVolume.from_volume(volume), out=str(out), **sizes)
 
 
 def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
@@ -246,22 +248,22 @@ def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
         create_array(Path(plan.out), level_key(level), spec, "zarr3")
     blocks, boxes = range(len(plan.blocks)), range(len(plan.boxes))
     seconds = {
-        "pieces": _seconds(label_tasks.fragments(job, blocks)),
-        "edges": _seconds(label_tasks.edges(job, blocks)),
-        "solve": _seconds(graph.solve_boxes(job, boxes)),
-        "number": _seconds(graph.number_objects(job, range(plan.boxes.num_slabs))),
-        "name": _seconds(graph.name_fragments(job, boxes[::-1])),
-        "graph": _seconds(graph.finish_graph(job, [0])),
-        "paint": _seconds(label_tasks.paint(job, blocks)),
+        "pieces": _seconds_of(label_tasks.fragments(job, blocks)),
+        "edges": _seconds_of(label_tasks.edges(job, blocks)),
+        "solve": _seconds_of(graph.solve_boxes(job, boxes)),
+        "number": _seconds_of(graph.number_objects(job, range(plan.boxes.num_slabs))),
+        "name": _seconds_of(graph.name_fragments(job, boxes[::-1])),
+        "graph": _seconds_of(graph.finish_graph(job, [0])),
+        "paint": _seconds_of(label_tasks.paint(job, blocks)),
     }
     if len(plan.factors) > 1:
         coarser = dataclasses.replace(job, level=1)
-        seconds["pyramid 1"] = _seconds(label_tasks.coarsen(coarser, range(len(plan.shards(1)))))
+        seconds["pyramid 1"] = _seconds_of(label_tasks.coarsen(coarser, range(len(plan.shards(1)))))
     units = {name: num_units for name, (_, num_units) in _stages(plan).items()}
     return SegmentCosts(math.prod(plan.shape), 0.0, 0.0, {name: taken / units[name] for name, taken in seconds.items()})
 
 
-def _seconds(record: Record[object]) -> float:
+def _seconds_of(record: Record[object]) -> float:
     """Return the seconds of a task.
 
     Raises:

@@ -137,10 +137,10 @@ def components(context: BlockContext, least: int) -> tuple[np.ndarray, np.ndarra
     import cc3d
     import fastremap
 
-    inside = _inner(context.inside)
+    inside = _without_frame(context.inside)
     graph = np.zeros(inside.shape, np.uint8)
     for axis in range(3):
-        joined = (_inner(context.near[axis]) >= least) & inside & _moved(context.inside, axis, -1)
+        joined = (_without_frame(context.near[axis]) >= least) & inside & _neighbours(context.inside, axis, -1)
         joined[at(axis, 0)] = False
         graph |= joined.astype(np.uint8) << np.uint8(2 * axis + 1)  # cc3d: towards lower, then higher indices
         here, before = pair(axis)
@@ -148,20 +148,22 @@ def components(context: BlockContext, least: int) -> tuple[np.ndarray, np.ndarra
     labels = np.ascontiguousarray(cc3d.color_connectivity_graph(graph, connectivity=6))
     labels[~inside] = 0
     ids = fastremap.renumber(labels, in_place=True)[0].astype(np.uint32)
-    return ids, _joined(_low_faces(context, ids, least))
+    return ids, _pairs_of(_low_faces(context, ids, least))
 
 
 def _low_faces(context: BlockContext, ids: np.ndarray, least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for axis, stride in enumerate(context.strides):
         face = _face(ids.shape, axis, -1)
-        joined = (_inner(context.near[axis]) >= least)[face.slices] & _moved(context.inside, axis, -1)[face.slices]
+        joined = (_without_frame(context.near[axis]) >= least)[face.slices] & _neighbours(context.inside, axis, -1)[
+            face.slices
+        ]
         joined &= ids[face.slices] > 0
         yield ids[face.slices][joined], context.numbers(face)[joined] - stride
 
 
 def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and joins, as in Fragments, of the basins of a watershed by steepest ascent."""
-    inside = _inner(context.inside)
+    inside = _without_frame(context.inside)
     codes = _steepest(context)
     shape = inside.shape
     strides = (shape[1] * shape[2], shape[2], 1)
@@ -172,13 +174,13 @@ def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
     leaving = list(_leaving(codes, context))
     for face, leaves, _ in leaving:
         target[face.slices][leaves] = own[face.slices][leaves]
-    root = _roots(target.ravel())
+    root = _ends_of_paths(target.ravel())
     is_root = (root == own.ravel()) & inside.ravel()
     number = np.cumsum(is_root, dtype=np.uint32)
     ids = number.take(root).reshape(shape)
     ids *= inside
     exits = ((ids[f.slices][leaves], context.numbers(f)[leaves] + move) for f, leaves, move in leaving)
-    return ids, _joined(exits)
+    return ids, _pairs_of(exits)
 
 
 def _steepest(context: BlockContext) -> np.ndarray:
@@ -190,11 +192,14 @@ def _steepest(context: BlockContext) -> np.ndarray:
     """
     assert context.height is not None
     height, near = context.height, context.near
-    own, affinities = _flat(height), [_flat(near[axis], axis, max(0, step)) for axis, step in STEPS]
+    own, affinities = (
+        _neighbours_flat(height),
+        [_neighbours_flat(near[axis], axis, max(0, step)) for axis, step in STEPS],
+    )
     inside, least = own >= 0, _highest(affinities) >> 1
     ups, strengths = [], []
     for (axis, step), affinity in zip(STEPS, affinities, strict=True):
-        there = _flat(height, axis, step)
+        there = _neighbours_flat(height, axis, step)
         is_up = there > own if step < 0 else there >= own
         is_up &= inside
         is_up &= affinity >= least
@@ -203,16 +208,16 @@ def _steepest(context: BlockContext) -> np.ndarray:
     strongest = _highest(strengths)
     ranks, best = (height + 1) << CODE_BITS, np.full(own.shape, ITSELF, np.int32)
     for number, (axis, step) in enumerate(STEPS):
-        rank = _flat(ranks, axis, step) | np.int32(number + (number >= ITSELF))
+        rank = _neighbours_flat(ranks, axis, step) | np.int32(number + (number >= ITSELF))
         rank *= ups[number] & (affinities[number] == strongest)
         np.maximum(best, rank, out=best)
     best &= (1 << CODE_BITS) - 1
     codes = np.empty(height.shape, np.uint8)
-    _flat(codes)[:] = best
-    return np.ascontiguousarray(_inner(codes))
+    _neighbours_flat(codes)[:] = best
+    return np.ascontiguousarray(_without_frame(codes))
 
 
-def _flat(framed: np.ndarray, axis: int = 0, step: int = 0) -> np.ndarray:
+def _neighbours_flat(framed: np.ndarray, axis: int = 0, step: int = 0) -> np.ndarray:
     """Return the values (voxels,) at one `step` on `axis` from the inner voxels of `framed`, and from those between.
 
     One range takes in all rows of inner voxels, so that numpy goes through them as fast as it can.
@@ -238,7 +243,7 @@ def _leaving(codes: np.ndarray, context: BlockContext) -> Iterator[tuple[Box, np
         yield face, codes[face.slices] == code, step * context.strides[axis]
 
 
-def _roots(target: np.ndarray) -> np.ndarray:
+def _ends_of_paths(target: np.ndarray) -> np.ndarray:
     """Return the root of each voxel by following `target`, int32; roots lead to themselves."""
     while True:
         farther = target.take(target)
@@ -247,7 +252,7 @@ def _roots(target: np.ndarray) -> np.ndarray:
         target = farther
 
 
-def _joined(parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def _pairs_of(parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     pairs = [np.stack([ids.astype(np.int64), targets], axis=1) for ids, targets in parts]
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 
@@ -258,11 +263,11 @@ def _face(shape: tuple[int, ...], axis: int, step: int) -> Box:
     return Box(start, tuple(s + 1 if a == axis else n for a, (s, n) in enumerate(zip(start, shape, strict=True))))
 
 
-def _inner(framed: np.ndarray) -> np.ndarray:
+def _without_frame(framed: np.ndarray) -> np.ndarray:
     return framed[1:-1, 1:-1, 1:-1]
 
 
-def _moved(framed: np.ndarray, axis: int, step: int) -> np.ndarray:
+def _neighbours(framed: np.ndarray, axis: int, step: int) -> np.ndarray:
     """Return the values of `framed` at one `step` on `axis` from each inner voxel."""
     return framed[tuple(slice(1 + step * (a == axis), n - 1 + step * (a == axis)) for a, n in enumerate(framed.shape))]
 

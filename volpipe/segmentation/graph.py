@@ -27,7 +27,7 @@ from volpipe.errors import PlanError
 from volpipe.runs.updates import SHARDS, to_ranges
 from volpipe.segmentation.agglomerate import BATCH, ONE_BY_ONE_BYTES
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.solve import FIRST, NO_OBJECT, Frame, Part, Solved, bytes_needed, solve
+from volpipe.segmentation.solve import FIRST, NO_OBJECT, Frame, GraphPart, Solved, bytes_needed, solve
 from volpipe.segmentation.tasks import (
     DIGEST,
     EDGES,
@@ -58,15 +58,15 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
 
     def one(unit: int) -> None:
         plan, boxes = job.plan, job.plan.boxes
-        parts = [_part(job, unit, child) for child in boxes.children(unit)]
+        parts = [_part_of_box(job, unit, child) for child in boxes.children(unit)]
         splits = np.cumsum([len(part.table) for part in parts])
         sizes = [sum(len(getattr(part, name)) for part in parts) for name in ("table", "joins", "pairs")]
         most_edges = check_size(plan, unit, *sizes)
         part = (parts.pop(0) for _ in range(len(parts)))  # so that nobody else holds them
-        solved = solve(Part.joined(part), frame_of(plan, unit), plan.recipe.objects, most_edges=most_edges)
+        solved = solve(GraphPart.joined(part), frame_of(plan, unit), plan.recipe.objects, most_edges=most_edges)
         job.check_session()
         rest = {name: getattr(solved.rest, name) for name in PART}
-        counts = _counts(job, unit, solved)
+        counts = _counts_by_slab(job, unit, solved)
         save(
             job.file(SOLVED, unit), is_kept=False, **rest, target=solved.target, splits=splits, objects=solved.objects,
             counts=counts,
@@ -98,20 +98,20 @@ def check_size(plan: SegmentPlan, unit: int, num_nodes: int, num_joins: int, num
     return BATCH + int(left // ONE_BY_ONE_BYTES)
 
 
-def _part(job: SegmentJob, unit: int, child: int) -> Part:
+def _part_of_box(job: SegmentJob, unit: int, child: int) -> GraphPart:
     """Return the graph of a part of the box `unit`."""
     if job.plan.boxes.level(unit):
-        return Part(**load(job.file(SOLVED, child), PART))
+        return GraphPart(**load(job.file(SOLVED, child), PART))
     return load_block(job, child)
 
 
-def load_block(job: SegmentJob, block: int) -> Part:
+def load_block(job: SegmentJob, block: int) -> GraphPart:
     """Return the graph of `block`."""
     table = load_one(job.file(FRAGMENTS, block), "table")
-    return Part.from_block(block, table, **load(job.file(EDGES, block), PART[4:]))
+    return GraphPart.from_block(block, table, **load(job.file(EDGES, block), PART[4:]))
 
 
-def _counts(job: SegmentJob, unit: int, solved: Solved) -> np.ndarray:
+def _counts_by_slab(job: SegmentJob, unit: int, solved: Solved) -> np.ndarray:
     """Return how many of the final objects of `unit`, and of the boxes in it, begin in each slab."""
     boxes = job.plan.boxes
     counts = np.bincount(solved.objects[:, FIRST] // boxes.slab, minlength=boxes.num_slabs)
@@ -159,7 +159,7 @@ def name_fragments(job: SegmentJob, units: Sequence[int]) -> Record[None]:
     def one(unit: int) -> None:
         plan, boxes = job.plan, job.plan.boxes
         solved = load(job.file(SOLVED, unit), ("target", "splits"))
-        labels = _labels(job, unit, solved["target"]).astype(plan.dtype)
+        labels = _labels_of_nodes(job, unit, solved["target"]).astype(plan.dtype)
         names = {
             str(c): part for c, part in zip(boxes.children(unit), np.split(labels, solved["splits"][:-1]), strict=True)
         }
@@ -174,7 +174,7 @@ def name_fragments(job: SegmentJob, units: Sequence[int]) -> Record[None]:
     return work_each("name", units, one, check=job.check_session, reporter=job.reporter(job.plan.boxes.box))
 
 
-def _labels(job: SegmentJob, unit: int, target: np.ndarray) -> np.ndarray:
+def _labels_of_nodes(job: SegmentJob, unit: int, target: np.ndarray) -> np.ndarray:
     """Return the label of each node that became `target`, as in Solved."""
     boxes, nothing = job.plan.boxes, np.zeros(0, np.int64)
     parts = (load(job.file(NUMBERS, slab), (str(unit),)) for slab in boxes.slabs(unit))

@@ -16,7 +16,7 @@ from pydantic import Field
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up, triple
 from volpipe.geometry.levels import FINEST
-from volpipe.inference.output_plan import OutputPlan, Source, levels_of
+from volpipe.inference.output_plan import OutputPlan, SourceVolume, levels_of
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import boxes
@@ -206,7 +206,7 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: Location, search_path: Path,
         raise PlanError(f"output.block {block} has more voxels than a task can number; use {(LARGE_BLOCK,) * 3}")
     plan = SegmentPlan(
         recipe=recipe,
-        source=Source.from_volume(volume),
+        source=SourceVolume.from_volume(volume),
         out=str(out),
         search_path=str(search_path),
         block=triple(block),

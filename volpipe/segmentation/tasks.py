@@ -231,8 +231,8 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write the labels of blocks `units` to the output."""
 
     def make(block: int) -> Callable[[], Painted]:
-        labels, digest = _labels(job, block)
-        return lambda: Painted(_write(job, block, labels).checksums, labels=((block, digest),))
+        labels, digest = _labels_of_block(job, block)
+        return lambda: Painted(_write_shard(job, block, labels).checksums, labels=((block, digest),))
 
     def joined(parts: Sequence[Painted]) -> Painted:
         both = Written.joined(parts)
@@ -242,7 +242,7 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     return work_behind("paint", units, making, joined, job.check_session, _shard_reporter(job))
 
 
-def _labels(job: SegmentJob, block: int) -> tuple[np.ndarray, str]:
+def _labels_of_block(job: SegmentJob, block: int) -> tuple[np.ndarray, str]:
     """Return the labels (1, z, y, x) of `block`, and their digest."""
     plan, boxes = job.plan, job.plan.boxes
     unit = next(boxes.around(block))
@@ -258,13 +258,15 @@ def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write shards `units` of the job's level from the level before it."""
 
     def make(shard: int) -> Callable[[], Written]:
-        return partial(_write, job, shard, coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard)))
+        return partial(
+            _write_shard, job, shard, coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard))
+        )
 
     making = Making(make, shards_behind(job.plan))
     return work_behind(f"pyramid {job.level}", units, making, Written.joined, job.check_session, _shard_reporter(job))
 
 
-def _write(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:
+def _write_shard(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:
     """Write `labels` (1, z, y, x) to `shard` of the job's level."""
     sums = write_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard), labels)
     return Written(((job.level, shard, sums),))

@@ -94,9 +94,9 @@ def _lost(folder: Path, stage: str, plan: SegmentPlan) -> set[int]:
 def follow(work: Work, before: SegmentPlan) -> Updated:
     """Note in the journal that the volume has grown since the plan `before`, from when on that of `work` counts."""
     plan = work.plan
-    changed, edges = set(_moved(before, plan, "input_box")), set(_moved(before, plan, "around"))
+    changed, edges = set(_changed_boxes(before, plan, "input_box")), set(_changed_boxes(before, plan, "around"))
     if before.shape[1:] != plan.shape[1:]:  # voxels, and so fragments, are numbered in C order of the volume
-        changed = edges = set(_moved(before, plan, ""))
+        changed = edges = set(_changed_boxes(before, plan, ""))
     blocks = changed | _lost(work.folder.path, FRAGMENTS, before)
     edges |= _lost(work.folder.path, EDGES, before)
     shapes = (" × ".join(map(str, each.source.shape)) for each in (before, plan))
@@ -109,7 +109,7 @@ def follow(work: Work, before: SegmentPlan) -> Updated:
     return grow(work, before, update)
 
 
-def _moved(before: SegmentPlan, now: SegmentPlan, what: str) -> Iterator[int]:
+def _changed_boxes(before: SegmentPlan, now: SegmentPlan, what: str) -> Iterator[int]:
     """Yield the blocks of `before`, numbered as `now` has them, that have another box of that name; all for ""."""
 
     def box(plan: SegmentPlan, block: int) -> Box:

@@ -91,7 +91,7 @@ def axis_distance(point: Axes, start: Array, along: Array, length: Array) -> Arr
 
 def rods_near(seed: int, low: Array, high: Array) -> Rods:
     """Return every rod that can decide a point between `low` and `high` (3,) nm, before bending."""
-    reach = _reach()
+    reach = _farthest_rod()
     first = np.floor((low - reach) / _NODE_SPACING).astype(np.int64) - 1
     last = np.floor((high + reach) / _NODE_SPACING).astype(np.int64) + 1
     grid = np.meshgrid(*(np.arange(a, b + 1) for a, b in zip(first, last, strict=True)), indexing="ij")
@@ -111,7 +111,7 @@ def rods_near(seed: int, low: Array, high: Array) -> Rods:
     return Rods(start, along, length, radius, cell, _mitochondrion_radius(seed, nodes, share), roots)
 
 
-def _reach() -> float:
+def _farthest_rod() -> float:
     """Return how far in nm a rod may lie from a point and still count there.
 
     A point is within (0.2 + 0.6) * sqrt(3) edges of the node in its own cube, plus its shift by bending;
@@ -152,7 +152,7 @@ def _chain_end(seed: int, nodes: Array) -> Array:
 
 def number_cells(roots: Array, shape: tuple[int, int, int], voxel_size_nm: tuple[float, float, float]) -> Array:
     """Return the label (n,) uint64 of the cells that end at `roots`: their place in the volume's lattice."""
-    reach = np.ceil(_reach() / _NODE_SPACING) + _MAX_CHAIN + 2
+    reach = np.ceil(_farthest_rod() / _NODE_SPACING) + _MAX_CHAIN + 2
     size = np.array(shape) * np.array(voxel_size_nm)
     low = -int(reach)
     count = (np.ceil(size / _NODE_SPACING) + 2 * reach).astype(np.int64)

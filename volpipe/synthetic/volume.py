@@ -62,17 +62,17 @@ class Sample:
 
     def raw(self, box: Box) -> Array:
         """Return the picture of `box` (z, y, x), uint8: dark membranes and organelles in grey cytoplasm."""
-        return self._fill(box, np.uint8, lambda tile: render(self.seed, tile, self.voxel_size_nm, self.noise))
+        return self._compute_tiles(box, np.uint8, lambda tile: render(self.seed, tile, self.voxel_size_nm, self.noise))
 
     def labels(self, box: Box) -> Array:
         """Return the cell of each voxel of `box` (z, y, x), uint64 from 1; 0 is membrane."""
-        return self._fill(box, np.uint64, self._label_tile)
+        return self._compute_tiles(box, np.uint64, self._label_tile)
 
     def organelles(self, box: Box) -> Array:
         """Return the kind of each voxel of `box` (z, y, x), uint8: CYTOPLASM, MEMBRANE and so on."""
-        return self._fill(box, np.uint8, self._organelle_tile)
+        return self._compute_tiles(box, np.uint8, self._organelle_tile)
 
-    def _fill(self, box: Box, dtype: type[np.generic], make: Callable[[Box], Array]) -> Array:
+    def _compute_tiles(self, box: Box, dtype: type[np.generic], make: Callable[[Box], Array]) -> Array:
         """Return `box`, computed tile by tile to bound the memory."""
         for axis, a, b, n in zip("zyx", box.start, box.stop, self.shape, strict=True):
             if a < 0 or b > n:

@@ -28,7 +28,7 @@ from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
 from volpipe.blockwise.work import POOL, RELEASED, Steps, numbered
 from volpipe.errors import NOTICE, RecipeError, RunError, RunStopped, SiteError, VolumeError
-from volpipe.nets.files import PACKAGE, is_program, kind_of
+from volpipe.nets.files import file_kind
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
@@ -193,13 +193,13 @@ def training_work(
         return {"training_steps": {"done": done, "left": max(0, steps - done)}}
 
     return HeldWork(
-        "training", folder, claim=partial(_claim, folder, training, known, fresh=fresh, same_input=same_input),
-        held_steps=partial(_held_steps, folder, training, on_step), page=partial(training_page, folder),
+        "training", folder, claim=partial(_claim_training, folder, training, known, fresh=fresh, same_input=same_input),
+        held_steps=partial(_take_steps, folder, training, on_step), page=partial(training_page, folder),
         witnesses=[folder.path / LOSSES, folder.journal], counts=counts,
     )  # fmt: skip
 
 
-def _claim(
+def _claim_training(
     folder: RunFolder, training: Training, known: dict[Volume, Identity] | None, *, fresh: bool, same_input: bool
 ) -> None:
     """Refuse the folder of another recipe's training as well, or of other volumes; clear one without a checkpoint.
@@ -245,7 +245,7 @@ def check_continued(folder: Path, training: Training) -> None:
         old.check_same(training, step)
 
 
-def _held_steps(
+def _take_steps(
     folder: RunFolder, training: Training, on_step: OnStep, session: str, presence: Presence
 ) -> Steps[TrainingResult]:
     """Take the steps that are left, and return how that ended."""
@@ -420,11 +420,9 @@ def check_trainable(choice: NetChoice) -> None:
     Raises:
         RecipeError: with the kind of the file.
     """
-    if is_program(choice.name):
-        kind = kind_of(choice.name)
-        kind = kind if kind == PACKAGE else f"a file of {kind}"
+    if (kind := file_kind(choice.name)) is not None:
         raise RecipeError(
-            f"net {choice.name} is {kind}, which can be run but not trained; "
+            f"net {choice.name} is {kind.what}, which can be run but not trained; "
             "give a net as code, such as net.name = file.py:function, and weights to start from as net.weights"
         )
 

@@ -83,15 +83,15 @@ class TrainState:
     begun: int = 0
 
     @property
-    def _parts(self) -> dict[str, Any]:  # Any: of torch's and ours, which share no class
+    def _stateful_parts(self) -> dict[str, Any]:  # Any: of torch's and ours, which share no class
         parts = {"net": self.net, "average": self.average, "optimiser": self.optimiser, "scaler": self.scaler}
         return parts if self.discriminator is None else parts | {"judge": self.discriminator}
 
     def state_dict(self) -> dict[str, Any]:  # Any: tensors and numbers
-        return {"step": self.step} | {name: part.state_dict() for name, part in self._parts.items()}
+        return {"step": self.step} | {name: part.state_dict() for name, part in self._stateful_parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
-        for name, part in self._parts.items():
+        for name, part in self._stateful_parts.items():
             part.load_state_dict(state[name])
         self.step = int(state["step"])
 
@@ -220,9 +220,9 @@ class TrainLog:
         )
         if not pauses:
             if len(self.waiting) >= self.read_every:
-                self._log(self._read())
+                self._log(self._read_waiting())
             return False
-        stops, entries = 0, self._read()
+        stops, entries = 0, self._read_waiting()
         if self.group.is_rank_zero:
             self._log([*entries[:-1], {**entries[-1], **self.scores(state)}])
             stops = int((self.folder / STOP).exists() and step < choice.steps)
@@ -235,7 +235,7 @@ class TrainLog:
         for entry in entries:
             self.write_entry(entry)
 
-    def _read(self) -> list[dict[str, float]]:
+    def _read_waiting(self) -> list[dict[str, float]]:
         """Return the waiting entries in numbers, means over the ranks; the only wait for a GPU beside checkpoints."""
         tensors = [value.detach() for entry in self.waiting for value in entry.values() if isinstance(value, Tensor)]
         numbers = torch.stack([tensor.float() for tensor in tensors])

@@ -128,7 +128,7 @@ def validate(
             truth = volume.truth[:, *box.slices]
             squares += float(np.square(outputs.astype(np.float64) - truth).sum())
             num += truth.size
-    span = _span([volume.truth for volume in held_out])
+    span = _value_range([volume.truth for volume in held_out])
     return {"psnr": 10 * math.log10(span**2 * num / squares) if squares else math.inf}
 
 
@@ -158,7 +158,7 @@ def predict(net: nn.Module, sampler: Sampler, folder: Path, label: str, step: in
     Inputs and truth are written beside it. All are float32, normalised.
     """
     maker = PairMaker(sampler)
-    inputs, truth = maker.pair([maker.load(sampler.plain(source, box)) for source, box in _windows(sampler)])
+    inputs, truth = maker.pair([maker.load(sampler.plain(source, box)) for source, box in _held_out_windows(sampler)])
     device = next(net.parameters()).device
     with torch.inference_mode():
         outputs = torch.cat([net(each[None].to(device)).float().cpu() for each in inputs])
@@ -183,7 +183,7 @@ def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -
     open_writer(folder / TENSORS, key).write(Box.from_shape(data.shape), data.astype(np.float32))
 
 
-def _windows(sampler: Sampler) -> Iterator[tuple[SampleSource, Box]]:
+def _held_out_windows(sampler: Sampler) -> Iterator[tuple[SampleSource, Box]]:
     """Yield volume and box of each predicted window, along the diagonals of the held-out boxes.
 
     A window that is larger than a box reaches beyond it, but not beyond where labels are, or the volume.
@@ -204,7 +204,7 @@ def middle(box: Box, edge: int, scale: tuple[int, int, int]) -> Box:
     return Box.from_shape(sizes).shift(box.start).shift(margins)
 
 
-def _span(truths: Sequence[np.ndarray]) -> float:
+def _value_range(truths: Sequence[np.ndarray]) -> float:
     """Return the range of the types of `truths`; of floats, that of the values of all."""
     ends = [
         (data.min(), data.max()) if data.dtype.kind == "f" else (np.iinfo(data.dtype).min, np.iinfo(data.dtype).max)

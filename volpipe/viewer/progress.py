@@ -20,14 +20,14 @@ from volpipe.blockwise.notes import read_tasks
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output_plan import OutputPlan
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Written
-from volpipe.segmentation.driver import SegmentWork
 from volpipe.units import count
 from volpipe.volumes.storage import paths
 from volpipe.workflow.driver import RunWork
-from volpipe.workflow.entries import find_work
+from volpipe.workflow.kinds import find_work
 from volpipe.workflow.status import find_status
 
 WAITING, RUNNING, DONE, FAILED = range(4)  # of a cell
@@ -61,7 +61,7 @@ class Watch:
         array: of the output, where that has several; shards of all have the same numbers.
     """
 
-    work: RunWork | SegmentWork
+    work: OutputWork[Any, Any]
     array: str = ""
     _done: set[int] = field(default_factory=set)  # cells
     _failed: dict[tuple[str, int], None] = field(default_factory=dict)  # stage and unit

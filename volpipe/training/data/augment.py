@@ -20,7 +20,7 @@ from volpipe.geometry.labels import ignored
 from volpipe.inference.intensity import to_dtype
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.data.degrade import blur, context, gaussian, radius
-from volpipe.training.data.samples import Changes, Sampler, Window
+from volpipe.training.data.samples import Augmentation, Sampler, Window
 from volpipe.training.data.targets import class_targets, signed, tensor_targets
 from volpipe.training.data.volumes import check_classes
 
@@ -54,7 +54,7 @@ class PairMaker:
         pairs = zip(self.sampler.seen_whole, self.sampler.sources, strict=True)
         for is_whole, source in sorted(pairs, key=lambda pair: pair[1].num_bytes):
             if is_whole and source.num_bytes <= room:
-                loaded = self._read(Window(source, source.read_box, Changes()))
+                loaded = self._read_voxels(Window(source, source.read_box, Augmentation()))
                 labels = None if loaded.labels is None else loaded.labels.to(self.device)
                 self.held[id(source)] = loaded.voxels.to(self.device), labels
                 room -= source.num_bytes
@@ -62,11 +62,11 @@ class PairMaker:
     def load(self, window: Window) -> Loaded:
         """Return `window` with its voxels: cut from a volume that is held, else read, ready for a copy to a GPU."""
         if id(window.source) not in self.held:
-            return self._read(window)
+            return self._read_voxels(window)
         (voxels, labels), box = self.held[id(window.source)], window.box.relative_to(window.source.read_box.start)
         return Loaded(window, mirrored_part(voxels, box), None if labels is None else labels[box.slices])
 
-    def _read(self, window: Window) -> Loaded:
+    def _read_voxels(self, window: Window) -> Loaded:
         data, labels = window.source.read(window), window.source.read_labels(window.box)
         small = data.dtype.itemsize <= 2 and data.dtype.kind in "iu"
         voxels = torch.from_numpy(np.ascontiguousarray(data, data.dtype.newbyteorder("=") if small else np.float32))
@@ -80,7 +80,7 @@ class PairMaker:
     def pair(self, batch: Sequence[Loaded]) -> Pair:
         """Return inputs and truth of `batch`, whose windows are of one shape."""
         windows = [each.window for each in batch]
-        data, labels = self._moved(batch)
+        data, labels = self._displaced(batch)
         inputs = _intensities(self.degraded(data, windows), windows)
         if labels is not None:
             return inputs, targets_of(self.recipe, labels, windows[0].source.label_dtype)
@@ -113,7 +113,7 @@ class PairMaker:
             inputs[:, *box.slices] = inputs.mean()
         return to_dtype(inputs, dtype).float() if self.recipe.degrade.whole and dtype.kind in "iu" else inputs
 
-    def _moved(self, batch: Sequence[Loaded]) -> tuple[Tensor, Tensor | None]:
+    def _displaced(self, batch: Sequence[Loaded]) -> tuple[Tensor, Tensor | None]:
         """Return voxels (n, c, z, y, x), float32, and labels (n, z, y, x) of `batch`, on the device and turned."""
         voxels, labels = [], []
         for each in batch:
@@ -149,7 +149,7 @@ def mirrored_part(data: Tensor, box: Box) -> Tensor:
     return data
 
 
-def turned(data: Tensor, changes: Changes) -> Tensor:
+def turned(data: Tensor, changes: Augmentation) -> Tensor:
     """Return `data` (..., z, y, x) flipped, then with y and x exchanged, as `changes` has it."""
     data = data.flip(changes.flips)
     return data.transpose(-1, -2) if changes.swap else data
@@ -205,11 +205,11 @@ def coarser(data: Tensor, kind: str, scale: Triple) -> Tensor:
     """
     for axis, factor in enumerate(scale, start=2):
         if factor > 1 and kind != "none":
-            data = _coarser(data, axis, factor, kind)
+            data = _coarser_along(data, axis, factor, kind)
     return data
 
 
-def _coarser(data: Tensor, axis: int, factor: int, kind: str) -> Tensor:
+def _coarser_along(data: Tensor, axis: int, factor: int, kind: str) -> Tensor:
     if kind == "bin":
         shape = (*data.shape[:axis], -1, factor, *data.shape[axis + 1 :])
         return data.reshape(shape).mean(axis + 1)
@@ -246,7 +246,7 @@ def blurred(data: Tensor, deviations: Sequence[float], axes: Sequence[int]) -> T
     return data
 
 
-def _defocused(data: Tensor, changes: Changes) -> Tensor:
+def _defocused(data: Tensor, changes: Augmentation) -> Tensor:
     """Return the inputs (c, z, y, x) of one window, whose slices are blurred along y and x by their own deviations."""
     if changes.slice_blurs is None or not changes.slice_blurs.any():
         return data

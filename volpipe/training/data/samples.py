@@ -44,7 +44,7 @@ MAX_DRAWS = 1000  # of a window outside of the held-out boxes, before the recipe
 
 
 @dataclass(frozen=True)
-class Changes:
+class Augmentation:
     """What is drawn for one window beside its place: the few numbers by which `augment` changes its voxels.
 
     Attributes:
@@ -83,7 +83,7 @@ class Window:
 
     source: SampleSource
     box: Box
-    changes: Changes
+    changes: Augmentation
     stored: int | None = None
 
 
@@ -228,7 +228,7 @@ class Sampler:
         rng = np.random.default_rng(self.recipe.train.seed) if rng is None else rng
         return Window(source, self._with_context(box), self._draw_degradation(rng, box.shape))
 
-    def _draw_changes(self, rng: np.random.Generator) -> Changes:
+    def _draw_changes(self, rng: np.random.Generator) -> Augmentation:
         """Return the changes of a window of `samples.shape`."""
         choice = self.recipe.samples
         flips = tuple(AXES.index(axis) - 3 for axis in choice.flips if rng.random() < 0.5)
@@ -254,7 +254,7 @@ class Sampler:
         slips[first : first + 1 if rng.random() < 0.5 else None] = rng.integers(-most, most + 1, 2)
         return slips
 
-    def _draw_degradation(self, rng: np.random.Generator, shape: Sequence[int]) -> Changes:
+    def _draw_degradation(self, rng: np.random.Generator, shape: Sequence[int]) -> Augmentation:
         """Return what the degradation draws for a window of `shape` voxels (z, y, x) of the truth."""
         choice = self.recipe.degrade
         sizes = tuple(n // s for n, s in zip(shape, self.scale, strict=True))
@@ -267,7 +267,7 @@ class Sampler:
         if choice.defocused:
             slice_blurs = rng.uniform(0.5, DEFOCUS, sizes[0]) * (rng.random(sizes[0]) < choice.defocused)
         cuts = tuple(_draw_cut(rng, sizes) for _ in range(choice.cut_out))
-        return Changes(blur=blur, noise=noise, key=key, gains=gains, slice_blurs=slice_blurs, cuts=cuts)
+        return Augmentation(blur=blur, noise=noise, key=key, gains=gains, slice_blurs=slice_blurs, cuts=cuts)
 
     def _with_context(self, box: Box) -> Box:
         return Box(

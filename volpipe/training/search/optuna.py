@@ -23,9 +23,9 @@ from volpipe.training.logs import read_scores
 from volpipe.training.search.trials import (
     STUDY,
     Search,
-    Source,
     Trial,
     TrialResult,
+    TrialSource,
     Values,
     best_trial,
     entries,
@@ -162,7 +162,7 @@ class Tuning(Search):
         _check_installed()
         return () if (folder / STUDY).exists() else self.recipes
 
-    def source(self, folder: Path, search_path: Path) -> Source:
+    def source(self, folder: Path, search_path: Path) -> TrialSource:
         _check_installed()
         return Study(self, folder)
 
@@ -174,7 +174,7 @@ def _is_range(value: object) -> bool:
     return isinstance(value, Mapping) and bool(value.keys() & {"low", "high", "log", "choices"})
 
 
-class Study(Source):
+class Study(TrialSource):
     """The trials of a tuning as they are asked for, until there are all, in Optuna's storage in `folder`.
 
     Args:
@@ -190,8 +190,8 @@ class Study(Source):
         super().__init__(self._trials(), [tuning.recipe])
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.tuning, self.folder = tuning, folder
-        self._study = _open(tuning, folder)
-        self._check_same()
+        self._study = _open_study(tuning, folder)
+        self._check_same_search()
         self._asked: dict[str, optuna.Trial] = {}
         self._reported: dict[str, set[int]] = {}
         self._ended: list[str] = []  # states, in the order of their ends
@@ -266,21 +266,21 @@ class Study(Source):
         last = {_folder_of(trial): trial for trial in self._study.get_trials()}  # of each folder, as it was begun last
         results = []
         for name, trial in sorted(last.items()):
-            values = {key: self._plain(key, value) for key, value in trial.params.items()}
+            values = {key: self._toml_value(key, value) for key, value in trial.params.items()}
             own = Trial(int(name), values, self.tuning.recipe_with(values))
             reason = str(trial.user_attrs.get("reason", ""))
             results.append(result_of(own, self.folder / name, states.get(trial.state, "waiting"), reason))
         return sorted(results, key=lambda result: (result.state != "done", -(result.score or 0.0), result.number))
 
-    def _plain(self, key: str, value: Any) -> Any:  # Any: a TOML value
+    def _toml_value(self, key: str, value: Any) -> Any:  # Any: a TOML value
         return json.loads(value) if isinstance(self.tuning.search.ranges[key], Choices) else value
 
     def _store_best(self) -> None:
         best = self._study.best_trial
-        values: Values = {key: self._plain(key, value) for key, value in best.params.items()}
+        values: Values = {key: self._toml_value(key, value) for key, value in best.params.items()}
         atomic_write(self.folder / BEST, to_toml(self.tuning.recipe_with(values)).encode())
 
-    def _check_same(self) -> None:
+    def _check_same_search(self) -> None:
         """Refuse a recipe or ranges that differ from the study's; the number of trials may change."""
         stored = self._study.user_attrs
         if not stored:
@@ -305,7 +305,7 @@ def _check_installed() -> None:
         raise RunError("volpipe tune needs Optuna: pip install 'volpipe[tune]'") from error
 
 
-def _open(tuning: Tuning, folder: Path) -> optuna.Study:
+def _open_study(tuning: Tuning, folder: Path) -> optuna.Study:
     """Return the study in `folder`, a new one if there is none."""
     import optuna
     from optuna.storages import JournalStorage

@@ -108,7 +108,7 @@ class TrialResults(list[TrialResult]):
         return Ending.of_many([row.reason for row in self if row.state not in self.ended], len(self), "trainings")
 
 
-class Source:
+class TrialSource:
     """Where trials come from, with their values: here a list of them.
 
     Attributes:
@@ -188,7 +188,7 @@ class Search(ABC):
         """Return recipes that are still to be trained in `folder`, whose volumes are looked at before."""
 
     @abstractmethod
-    def source(self, folder: Path, search_path: Path) -> Source:
+    def source(self, folder: Path, search_path: Path) -> TrialSource:
         """Return where trials come from in `folder`, which is held.
 
         Raises:
@@ -360,15 +360,15 @@ class Trials:
         """Return the work of all trials."""
         return HeldWork(
             self.search.kind, self.folder, claim=partial(claim_folder, self.folder, self.search.file, fresh=self.fresh),
-            held_steps=self._held_steps, page=partial(trials_page, self.folder), counts=self._counts,
+            held_steps=self._train_trials, page=partial(trials_page, self.folder), counts=self._counts_by_state,
         )  # fmt: skip
 
-    def _counts(self) -> Counts:
+    def _counts_by_state(self) -> Counts:
         states = Counter(row.state for row in list(self.rows.values()))
         running = {"waiting": max(0, states["waiting"] - len(self.running)), "running": len(self.running)}
         return {"trials": {**states, **running}}
 
-    def _held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
+    def _train_trials(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
         """Train what is not complete, and return the results of all."""
         folder = self.folder.path
         log_beginning(self.folder, self.search.kind, self.search.recipes[0])
@@ -385,7 +385,7 @@ class Trials:
         log.info("%d of %d trials are done", sum(row.state == "done" for row in rows), len(rows))
         return TrialResults(rows, self.search.ended)
 
-    def _side_by_side(self, source: Source, trials: Iterable[Trial]) -> Steps[None]:
+    def _side_by_side(self, source: TrialSource, trials: Iterable[Trial]) -> Steps[None]:
         """Train `trials` of `source`; the next is asked for when the workers have room.
 
         Raises:
@@ -403,7 +403,7 @@ class Trials:
             for trial in self.running.values():
                 source.watch(trial)
 
-        yield Together(works, partial(self._end, source), at_once=at_once, on_tick=watch)
+        yield Together(works, partial(self._end_trial, source), at_once=at_once, on_tick=watch)
         yield RELEASED
 
     def _trial(self, trial: Trial) -> Steps[None]:
@@ -421,7 +421,7 @@ class Trials:
                     work.folder.path, training, session, lambda step: presence.tell({STAGE: StageNote(step, steps)})
                 )
 
-    def _end(self, source: Source, ended: Ended[None]) -> None:
+    def _end_trial(self, source: TrialSource, ended: Ended[None]) -> None:
         """Hand on how a trial ended."""
         name, error = ended.work.name, ended.error
         if error is not None and not isinstance(error, TrainingFailed):
