@@ -115,12 +115,10 @@ class Service:
 
     def late(self) -> dict[str, dict[str, object]]:
         """Return the controls of layers that had no voxels when the viewer was opened, and have some now, by name."""
-        if any(layer.shades is None for layer in self.scene.layers if layer.drawing.controls):
+        if any(layer.shades is None for layer in self.scene.layers if layer.style.controls):
             self.scene = with_shades(self.scene)
         return {
-            layer.name: {
-                name: {"range": shown_range(layer), "window": window(layer)} for name in layer.drawing.controls
-            }
+            layer.name: {name: {"range": shown_range(layer), "window": window(layer)} for name in layer.style.controls}
             for layer in self.scene.layers
             if layer.name in self.unmeasured and layer.shades is not None
         }

@@ -72,7 +72,7 @@ def _controls(scene: Scene) -> State:
     tools = [
         {"layer": layer.name, "type": "shaderControl", "control": name}
         for layer in scene.layers
-        for name in layer.drawing.controls
+        for name in layer.style.controls
     ]
     return {"Contrast": {"side": "bottom", "row": 0, "size": CONTROLS, "tools": tools}} if tools else {}
 
@@ -124,10 +124,10 @@ def _layer(layer: Layer, folder: str, scene: Scene) -> State:
         nm = {} if scene.is_sized else _without_unit(dict.fromkeys("xyz", 1.0))
         sources.append({"url": f"{folder}/objects/|neuroglancer-precomputed:"})
         sources.append({"url": f"{folder}/mesh/|neuroglancer-precomputed:"} | nm)
-    entry["type"] = layer.drawing.type
+    entry["type"] = layer.style.type
     if program := shader(layer):
         entry["shader"] = program
-    return {**entry, **layer.drawing.fields} | ({"segmentQuery": ">voxels"} if layer.objects is not None else {})
+    return {**entry, **layer.style.fields} | ({"segmentQuery": ">voxels"} if layer.objects is not None else {})
 
 
 def _scheme(layer: Layer) -> str:
@@ -137,19 +137,19 @@ def _scheme(layer: Layer) -> str:
 
 def shader(layer: Layer) -> str:
     """Return the program that turns a voxel into a colour; "" of labels, for which Neuroglancer has its own."""
-    drawing = layer.drawing
-    if not drawing.controls:
-        return drawing.shader
-    lines = [_control(name, layer, number) for number, name in enumerate(drawing.controls)]
+    style = layer.style
+    if not style.controls:
+        return style.shader
+    lines = [_control(name, layer, number) for number, name in enumerate(style.controls)]
     has_holes = isinstance(layer.source, Chunks) and layer.source.fill == NOTHING
     hole = HOLE % f"{float(NOTHING):.9e}" if has_holes else ""
-    return "\n".join([*lines, f"void main() {{\n{hole}{drawing.body}}}\n"])
+    return "\n".join([*lines, f"void main() {{\n{hole}{style.body}}}\n"])
 
 
 def _control(name: str, layer: Layer, channel: int) -> str:
     """Return the control called `name` of a range of values, which begins at the layer's, and can be made wider."""
     low, high, first, last = (f"{value:.9g}" for value in (*shown_range(layer), *window(layer)))
-    of = f", channel={channel}" if len(layer.drawing.controls) > 1 else ""
+    of = f", channel={channel}" if len(layer.style.controls) > 1 else ""
     return f"#uicontrol invlerp {name}(range=[{low}, {high}], window=[{first}, {last}]{of})"
 
 
@@ -217,11 +217,11 @@ def _axes(layer: Layer, format: str) -> list[str]:
 
 def _panels(layers: Sequence[Layer]) -> list[list[str]]:
     """Return the names of the layers of each panel: an image with what lies upon it, labels upon the first image."""
-    images = [layer for layer in layers if layer.drawing.has_greys]
+    images = [layer for layer in layers if layer.style.has_greys]
     panels = []
     for layer in layers:
         marks = [mark.name for mark in layers if mark.marks == layer.name]
-        below = [image.name for image in images[:1] if layer.drawing.lies_on_image]
+        below = [image.name for image in images[:1] if layer.style.lies_on_image]
         if not layer.marks:
             panels.append([*below, layer.name, *marks])
     return panels

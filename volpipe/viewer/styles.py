@@ -28,7 +28,7 @@ CELLS = f"""void main() {{
 
 
 @dataclass(frozen=True)
-class Drawing:
+class LayerStyle:
     """How a layer is drawn.
 
     Attributes:
@@ -60,13 +60,13 @@ class Drawing:
 
 
 OPAQUE = {"opacity": 1}
-IMAGE = Drawing("image", fields=OPAQUE, controls=("grey",), body=GREY, has_greys=True)
-DIFFERENCE = Drawing("difference", fields=OPAQUE, controls=("change",), body=CHANGE, has_changes=True)
-LABELS = Drawing("labels", type="segmentation", fields={"tab": "segments"}, lies_on_image=True)
-PROGRESS = Drawing("progress", fields={"opacity": 0.5, "blend": "default"}, shader=CELLS)
+IMAGE = LayerStyle("image", fields=OPAQUE, controls=("grey",), body=GREY, has_greys=True)
+DIFFERENCE = LayerStyle("difference", fields=OPAQUE, controls=("change",), body=CHANGE, has_changes=True)
+LABELS = LayerStyle("labels", type="segmentation", fields={"tab": "segments"}, lies_on_image=True)
+PROGRESS = LayerStyle("progress", fields={"opacity": 0.5, "blend": "default"}, shader=CELLS)
 
 
-def colours(num_channels: int) -> Drawing:
+def colours(num_channels: int) -> LayerStyle:
     """Return how a volume of several channels is drawn: the first three are red, green and blue."""
     body = f"  emitRGB(vec3(red(), green(), {'blue()' if num_channels > 2 else '0.0'}));\n"
-    return Drawing("colours", fields=OPAQUE, controls=CHANNELS[:num_channels], body=body, has_greys=True)
+    return LayerStyle("colours", fields=OPAQUE, controls=CHANNELS[:num_channels], body=body, has_greys=True)
