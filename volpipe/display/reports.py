@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.estimation.estimate import Estimate, StageTimes
     from volpipe.runs.presence import Driver
     from volpipe.runs.report import WorkReport
-    from volpipe.runs.seams import Score
+    from volpipe.runs.seams import SeamScore
     from volpipe.workflow.driver import Report
 
 MOST_ROWS = 20
@@ -88,7 +88,7 @@ def clipped_line(report: Report) -> str:
     )
 
 
-def seam_line(scores: Sequence[Score], blind_spot: str = "") -> str:
+def seam_line(scores: Sequence[SeamScore], blind_spot: str = "") -> str:
     """Return the seam scores of an output as one line, and what they do not see."""
     said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
     line = f"seams: {said} (steps at faces of windows, by those inside; 1: none stands out)"
@@ -97,7 +97,7 @@ def seam_line(scores: Sequence[Score], blind_spot: str = "") -> str:
     return f"{line}\nnote: {blind_spot}" if blind_spot else line
 
 
-def seam_warning(scores: Sequence[Score]) -> str:
+def seam_warning(scores: Sequence[SeamScore]) -> str:
     """Return what to do about scores that are above the threshold, "" where none is."""
     from volpipe.runs.seams import THRESHOLD
 

@@ -28,7 +28,7 @@ from volpipe.evaluation.differences import (
 )
 from volpipe.evaluation.label_scores import Overlaps, overlaps, total
 from volpipe.evaluation.limits import Limit, Measure
-from volpipe.evaluation.origins import Making, check_same_input, makings_of
+from volpipe.evaluation.origins import Provenance, check_same_input, provenances_of
 from volpipe.evaluation.score import CLASSES, IMAGE, LABELS
 from volpipe.evaluation.subject import FINGERPRINT, BlockSums, Results, Subject, read_block, tables
 from volpipe.geometry.grid import triple
@@ -61,7 +61,7 @@ class WholeDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Subject):
+class ComparisonPlan(Subject):
     """Two outputs of one input, with as many channels.
 
     Attributes:
@@ -74,8 +74,8 @@ class Comparison(Subject):
     """
 
     why: str
-    made_a: tuple[Making, ...] = ()
-    made_b: tuple[Making, ...] = ()
+    made_a: tuple[Provenance, ...] = ()
+    made_b: tuple[Provenance, ...] = ()
     fingerprint: str = ""
     stage = "compare"
     mark = "comparison.json"
@@ -173,7 +173,7 @@ class Comparison(Subject):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageComparison(Comparison):
+class ImageComparison(ComparisonPlan):
     """Two images, voxel by voxel and channel by channel."""
 
     kind = IMAGE
@@ -227,7 +227,7 @@ class ImageComparison(Comparison):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelComparison(Comparison):
+class LabelComparison(ComparisonPlan):
     """Labels of objects, whose numbers mean nothing: objects that share most voxels are matched."""
 
     kind = LABELS
@@ -251,8 +251,8 @@ class LabelComparison(Comparison):
             subject.refuse_image(volume, self.box)
 
     def check_foreign(self) -> None:
-        for volume, makings in ((self.a, self.made_a), (self.b, self.made_b)):
-            if not (makings and makings[0].is_segmentation):
+        for volume, provenances in ((self.a, self.made_a), (self.b, self.made_b)):
+            if not (provenances and provenances[0].is_segmentation):
                 subject.refuse_image(volume, self.box)
 
     def sums(self, block: int, session: str) -> BlockSums:
@@ -275,7 +275,7 @@ class LabelComparison(Comparison):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassComparison(Comparison):
+class ClassComparison(ComparisonPlan):
     """Classes, whose numbers mean the same in both outputs."""
 
     kind = CLASSES
@@ -304,11 +304,11 @@ class ClassComparison(Comparison):
         return [f"identical: {differ} differ" if found.together.is_identical else f"{differ} have another class"]
 
 
-COMPARISONS: tuple[type[Comparison], ...] = (ImageComparison, LabelComparison, ClassComparison)
+COMPARISONS: tuple[type[ComparisonPlan], ...] = (ImageComparison, LabelComparison, ClassComparison)
 NO_RANGE = "data_range is of grey levels: {}; leave it out, or give a number above 0"
 
 
-def comparison_of(kind: str) -> type[Comparison]:
+def comparison_of(kind: str) -> type[ComparisonPlan]:
     """Return the class of the comparisons of images, labels or classes."""
     return next(each for each in COMPARISONS if each.kind == kind)
 
@@ -337,7 +337,7 @@ def check_no_range(data_range: float | None) -> None:
         raise PlanError(NO_RANGE.format("labels have none"))
 
 
-def table_sums(comparison: Comparison, block: int, session: str) -> BlockSums:
+def table_sums(comparison: ComparisonPlan, block: int, session: str) -> BlockSums:
     """Return the table of the labels of A and B in a block."""
     box = comparison.own_box(block)
     one, other = (read_block(volume, box, session)[0] for volume in (comparison.a, comparison.b))
@@ -357,14 +357,14 @@ def difference_of_tables(results: Results, whole: Overlaps, pairs: Pairs) -> Who
 def plan_comparison(
     a: Volume | str, b: Volume | str, *, labels: bool = False, roi: str | None = None,
     data_range: float | None = None, any_input: bool = False, incomplete: bool = False, is_planned: bool = False,
-) -> Comparison:  # fmt: skip
+) -> ComparisonPlan:  # fmt: skip
     """Return the comparison of the outputs `a` and `b`, checked against both.
 
     Args:
         a, b: the volumes, or their locations.
         labels: whether both hold labels, whatever they say of themselves; 0 is none.
         roi: box z0:z1,y0:y1,x0:x1 of both; all without it.
-        data_range: as in Comparison; None for that of whole numbers of 8 and 16 bits, of others there is no PSNR.
+        data_range: as in ComparisonPlan; None for that of whole numbers of 8 and 16 bits, of others there is no PSNR.
         any_input: whether they may have been made of different inputs, or show different parts of it.
         incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
         is_planned: whether the volumes need not exist yet: what they say of themselves, and voxels, are not looked at.
@@ -383,7 +383,7 @@ def plan_comparison(
         if one != other:
             advice = "compare outputs of the same input by nets of one kind"
             raise PlanError(f"A has {one} {what}, B {other}: {first} and {second}; {advice}")
-    made = ((), ()) if is_planned else (makings_of(first), makings_of(second))
+    made = ((), ()) if is_planned else (provenances_of(first), provenances_of(second))
     chosen, why = _kind_of_both(first, second, made, labels=labels, is_grey=data_range is not None)
     chosen.check_types(first, second, why)
     known_range = chosen.range_of(first, data_range)
@@ -403,12 +403,12 @@ def plan_comparison(
 
 
 def _kind_of_both(
-    a: Volume, b: Volume, made: tuple[tuple[Making, ...], tuple[Making, ...]], *, labels: bool, is_grey: bool
-) -> tuple[type[Comparison], str]:
+    a: Volume, b: Volume, made: tuple[tuple[Provenance, ...], tuple[Provenance, ...]], *, labels: bool, is_grey: bool
+) -> tuple[type[ComparisonPlan], str]:
     """Return what both are compared as, and what tells that."""
     if labels:
         return LabelComparison, "as --labels says"
-    kinds = [making[0].kind if making else "" for making in made]
+    kinds = [chain[0].kind if chain else "" for chain in made]
     if all(kinds) and kinds[0] != kinds[1]:
         one, other = (comparison_of(kind).called for kind in kinds)
         raise PlanError(f"A is {one}, B {other}: {a} and {b}; compare two of a kind")

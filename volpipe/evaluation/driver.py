@@ -23,7 +23,7 @@ from volpipe.blockwise.work import POOL, Steps, each
 from volpipe.errors import RunError
 from volpipe.estimation.calibrate import MOST_WORKERS
 from volpipe.estimation.estimate import StageTime, StageTimes
-from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.compare import ComparisonPlan
 from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.lines import summary
@@ -214,7 +214,7 @@ def evaluation_work(
 
 
 def comparison_work(
-    comparison: Comparison, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
+    comparison: ComparisonPlan, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
     limits: Sequence[Limit] = (), to: Location | None = None,
 ) -> BlockWork[ComparisonResult]:  # fmt: skip
     """Return the work of `comparison`, which is written to the file `to`, if there is one.

@@ -12,7 +12,7 @@ from volpipe.evaluation import subject
 from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.image_evaluation import ImageEvaluation
 from volpipe.evaluation.label_evaluation import ClassEvaluation, LabelEvaluation
-from volpipe.evaluation.origins import makings_of
+from volpipe.evaluation.origins import provenances_of
 from volpipe.evaluation.skeleton_evaluation import SkeletonEvaluation
 from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.geometry.labels import Ignore
@@ -57,8 +57,8 @@ def plan_evaluation(
     for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1 and not (chosen.takes_channels and volume is output):
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
-    for making in makings_of(output) if output.spatial_shape != truth.spatial_shape else ():
-        check_part(output, making.roi, truth)
+    for provenance in provenances_of(output) if output.spatial_shape != truth.spatial_shape else ():
+        check_part(output, provenance.roi, truth)
     extent, notes = _extent(output, truth, roi, any_place=any_place)
     box = find_roi(roi, truth).shift(extent.start) if roi is not None else extent & Box.from_shape(output.spatial_shape)
     box = box.grown(tuple(-n for n in margin))
@@ -90,7 +90,7 @@ def _swapped(output: Volume, truth: Volume) -> list[str]:
     """Return a sentence if volpipe made the reference and not the output, as if one were given for the other."""
     if truth.is_planned or output.is_planned:  # a flow says which is which
         return []
-    made, judged = makings_of(truth), makings_of(output)
+    made, judged = provenances_of(truth), provenances_of(output)
     if not made or judged or made[0].is_copy:
         return []
     return [

@@ -15,8 +15,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
-from volpipe.evaluation.compare import Comparison as OutputDifference
-from volpipe.evaluation.compare import plan_comparison
+from volpipe.evaluation.compare import ComparisonPlan, plan_comparison
 from volpipe.evaluation.driver import (
     BlockWork,
     calibrate_evaluation,
@@ -145,14 +144,14 @@ class CompareStage(ScoreStage):
     keys = OutputComparison
     mark = ""
     make = staticmethod(comparison_work)
-    plan: OutputDifference
+    plan: ComparisonPlan
 
     @classmethod
     def links(cls, tree: Tree) -> Iterator[Link]:
         return _other_link(tree)
 
     @classmethod
-    def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> OutputDifference:
+    def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> ComparisonPlan:
         choice = stage.choice
         assert isinstance(choice, OutputComparison)
         other, is_outside = among.volume(choice.other)

@@ -20,7 +20,7 @@ from volpipe.evaluation import subject
 from volpipe.evaluation.class_scores import TOO_MANY, ClassTotal
 from volpipe.evaluation.evaluation import OUTPUT, Evaluation, checked_finite
 from volpipe.evaluation.label_scores import LabelTotal, Overlaps, overlaps, total
-from volpipe.evaluation.origins import makings_of
+from volpipe.evaluation.origins import provenances_of
 from volpipe.evaluation.score import CLASSES, LABELS, ScoredBlock, Scores, Values
 from volpipe.evaluation.subject import BlockSums, Results, read_block
 from volpipe.geometry.grid import Box
@@ -123,7 +123,7 @@ class ClassEvaluation(Evaluation):
         Both are those of the training of the net, if that is still there; or names are those of channels of `output`.
         """
         with suppress(VolpipeError, KeyError, IndexError, TypeError):
-            weights = makings_of(output)[0].said["recipe"]["net"]["weights"]
+            weights = provenances_of(output)[0].said["recipe"]["net"]["weights"]
             if (training := Training.load(Path(weights).parent)) is not None and training.recipe.learns_classes:
                 classes = training.recipe.classes
                 return {"names": classes.names, "ignore": classes.ignore if ignore is None else ignore}

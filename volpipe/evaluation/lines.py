@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.compare import ComparisonPlan
 from volpipe.evaluation.differences import Differences
 from volpipe.reporting.page import Sheet
 from volpipe.units import count
@@ -15,7 +15,7 @@ from volpipe.units import count
 ROW_COLUMNS = ("output", "kind", "voxels that differ", "PSNR dB, or VOI bits", "largest", "most in box z,y,x", "remark")
 
 
-def difference_sheets(comparison: Comparison, differences: Differences) -> list[Sheet]:
+def difference_sheets(comparison: ComparisonPlan, differences: Differences) -> list[Sheet]:
     """Return a line of each channel and one of all; and of each box that differs most, if any does."""
     known, together = comparison.a.channel_names, differences.together
     names = [f"channel {i}{f' {known[i]}' if i < len(known) else ''}" for i in range(len(differences.channels))]
@@ -46,7 +46,7 @@ def row_line(name: str, kind: str, differences: Differences | None, remark: str)
     )  # fmt: skip
 
 
-def summary(comparison: Comparison, differences: Differences | None, num_missing: int) -> list[str]:
+def summary(comparison: ComparisonPlan, differences: Differences | None, num_missing: int) -> list[str]:
     """Return how both differ in sentences: what is the same, what is not, and what was not compared."""
     if differences is None:
         return ["nothing could be compared"]

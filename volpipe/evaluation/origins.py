@@ -29,12 +29,12 @@ from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import View, Volume, absolute, open_volume
 
-MOST_MAKINGS = 16  # outputs of outputs that are looked at
+MOST_PROVENANCES = 16  # outputs of outputs that are looked at
 ABSENT = "–"
 
 
 @dataclass(frozen=True)
-class Making:
+class Provenance:
     """What an output says of how it was made.
 
     Attributes:
@@ -133,20 +133,23 @@ def _under(tree: Any, *keys: str) -> Any:  # Any: JSON
     return tree
 
 
-def makings_of(volume: Volume) -> tuple[Making, ...]:
+def provenances_of(volume: Volume) -> tuple[Provenance, ...]:
     """Return how `volume` was made, and what it was made of, itself first; () where it says nothing."""
-    makings: list[Making] = []
+    provenances: list[Provenance] = []
     current: Volume | None = volume
-    while current is not None and len(makings) < MOST_MAKINGS and (making := _said_making(current)) is not None:
-        makings.append(making)
+    while current is not None and len(provenances) < MOST_PROVENANCES:
+        provenance = _provenance(current)
+        if provenance is None:
+            break
+        provenances.append(provenance)
         try:
-            current = making.open_input() if making.input else None
+            current = provenance.open_input() if provenance.input else None
         except (VolpipeError, OSError, TypeError):  # gone, or described by another version
             current = None
-    return tuple(makings)
+    return tuple(provenances)
 
 
-def _said_making(volume: Volume) -> Making | None:
+def _provenance(volume: Volume) -> Provenance | None:
     """Return how a volume was made, by the innermost group around it that says so; of a copy, how the original was."""
     place, container = volume.folder, absolute(volume.path)
     while True:
@@ -155,13 +158,13 @@ def _said_making(volume: Volume) -> Making | None:
             if _under(said, "copied_from", "bin") == [1, 1, 1] and isinstance(said.get("made"), dict):
                 said = said["made"] | {"run": said["run"]}
             if "input" in said and ("recipe" in said or RECIPE_KEY in said):
-                return Making(str(place), volume.spatial_shape, said)
+                return Provenance(str(place), volume.spatial_shape, said)
         if place in (container, place.parent):
             return None
         place = place.parent
 
 
-def check_same_input(a: Volume, b: Volume, made_a: Sequence[Making], made_b: Sequence[Making]) -> list[str]:
+def check_same_input(a: Volume, b: Volume, made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> list[str]:
     """Refuse outputs of different inputs, or of other parts of one; return what cannot be known, in sentences.
 
     Raises:
@@ -170,7 +173,7 @@ def check_same_input(a: Volume, b: Volume, made_a: Sequence[Making], made_b: Seq
     for name, volume, made in (("A", a, made_a), ("B", b, made_b)):
         if not made or not made[0].fingerprint:
             return [f"{name} says nothing of its input, so that both may be of different ones: {volume}"]
-    of_a, of_b = ([making.fingerprint for making in made] for made in (made_a, made_b))
+    of_a, of_b = ([provenance.fingerprint for provenance in made] for made in (made_a, made_b))
     if not set(of_a) & set(of_b):
         raise PlanError(
             f"A was made of {made_a[-1].input}, B of {made_b[-1].input}, and these are not the same: fingerprints "
@@ -185,13 +188,13 @@ def check_same_input(a: Volume, b: Volume, made_a: Sequence[Making], made_b: Seq
     return []
 
 
-def shared_input(made_a: Sequence[Making], made_b: Sequence[Making]) -> int | None:
-    """Return which making of A names the input that both have, the last one; None where there is none."""
-    of_b = {making.fingerprint for making in made_b}
+def shared_input(made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> int | None:
+    """Return which provenance of A names the input that both have, the last one; None where there is none."""
+    of_b = {provenance.fingerprint for provenance in made_b}
     return next((i for i in reversed(range(len(made_a))) if made_a[i].fingerprint in of_b), None)
 
 
-def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[tuple[str, str, str]]:
+def differing(made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> list[tuple[str, str, str]]:
     """Return what was done otherwise: what it is, and what A and B say; of what they were made of too, if not alike.
 
     Where one says nothing, all that the other says differs.
@@ -200,7 +203,7 @@ def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[tuple[
     for depth, (one, other) in enumerate(zip_longest(made_a, made_b)):
         if one is not None and other is not None and one.place == other.place:
             break  # from here on both are the same
-        of_a, of_b = ({} if making is None else making.facts() for making in (one, other))
+        of_a, of_b = ({} if provenance is None else provenance.facts() for provenance in (one, other))
         pairs = ((name, of_a.get(name, ABSENT), of_b.get(name, ABSENT)) for name in dict.fromkeys([*of_a, *of_b]))
         rows += [(f"{'its input: ' * depth}{name}", a, b) for name, a, b in pairs if a != b]
     return rows

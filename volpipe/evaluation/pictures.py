@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import VolpipeError, VolumeError
-from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.compare import ComparisonPlan
 from volpipe.evaluation.differences import Differences, Pairs, change_of, unmatched
 from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.origins import shared_input
@@ -85,7 +85,7 @@ def _middle_slice(box: Box, across: int) -> Box:
 # ---- boxes that differ most
 
 
-def worst_drafts(comparison: Comparison, differences: Differences, most: int, name: str = "") -> Iterator[Draft]:
+def worst_drafts(comparison: ComparisonPlan, differences: Differences, most: int, name: str = "") -> Iterator[Draft]:
     """Yield the pictures of up to `most` boxes of outputs that are called `name`, still to be made."""
     for worst in differences.worst[:most]:
         title = f"{name}box {worst.box}"
@@ -93,7 +93,7 @@ def worst_drafts(comparison: Comparison, differences: Differences, most: int, na
         yield Draft(title, make, "Boxes that differ most")
 
 
-def _worst_items(title: str, comparison: Comparison, box: Box, pairs: Pairs | None) -> list[Item]:
+def _worst_items(title: str, comparison: ComparisonPlan, box: Box, pairs: Pairs | None) -> list[Item]:
     """Return the picture of the slice of a box that differs most: the input, A, B and their difference."""
     a, b = (read_block(volume, box) for volume in (comparison.a, comparison.b))
     if pairs is None:
@@ -146,13 +146,13 @@ def _label_panels(a: np.ndarray, b: np.ndarray, is_other: np.ndarray, pairs: Pai
     ]
 
 
-def _input_panels(comparison: Comparison, box: Box, shape: tuple[int, ...]) -> tuple[list[Panel], str]:
+def _input_panels(comparison: ComparisonPlan, box: Box, shape: tuple[int, ...]) -> tuple[list[Panel], str]:
     """Return the slice of the input that both outputs have, and "", or none and why."""
     last = shared_input(comparison.made_a, comparison.made_b)
     if last is None:
         return [], "; what both were made of is not known"
-    for making in comparison.made_a[: last + 1]:
-        box = making.input_box(box)
+    for provenance in comparison.made_a[: last + 1]:
+        box = provenance.input_box(box)
     try:
         source = comparison.made_a[last].open_input()
         data = read_block(source, box & Box.from_shape(source.spatial_shape))[:1, 0]

@@ -14,7 +14,7 @@ import volpipe
 from volpipe.blockwise.failures import last_line
 from volpipe.estimation.estimate import StageTimes
 from volpipe.evaluation import lines
-from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.compare import ComparisonPlan
 from volpipe.evaluation.differences import Differences
 from volpipe.evaluation.evaluate import evaluation_of
 from volpipe.evaluation.evaluation import SUMS, Evaluation
@@ -135,7 +135,7 @@ class ComparisonResult(WorkReport, Filed):
         limits: that were given.
     """
 
-    plan: Comparison
+    plan: ComparisonPlan
     differences: Differences | None = None
     limits: tuple[Limit, ...] = ()
 

@@ -69,7 +69,7 @@ def blind_spot(plan: Plan) -> str:
 
 
 @dataclass(frozen=True)
-class Score:
+class SeamScore:
     """The score of the faces across one axis, and from how many pairs of voxels it is.
 
     Attributes:
@@ -141,7 +141,7 @@ class Squares:
         return int(self.counts[self.reach])
 
     @property
-    def score(self) -> Score:
+    def score(self) -> SeamScore:
         """How much more voxels differ across the faces than inside."""
         step, most = self.step, self.reach - self.step
         least = ROUNDING if self.is_rounded else 1e-12 * self.level / self.num_pairs + np.finfo(np.float64).tiny
@@ -149,7 +149,7 @@ class Squares:
         beside = [ratios[place] for place in range(len(ratios)) if place - most not in (0, step, -step)]
         logarithms = np.log([ratio for ratio in beside if math.isfinite(ratio)])
         spread = float(np.sqrt(np.square(logarithms).mean())) if logarithms.size else 0.0
-        return Score(AXES[self.axis], float(ratios[most]), self.num_pairs, spread)
+        return SeamScore(AXES[self.axis], float(ratios[most]), self.num_pairs, spread)
 
     @property
     def profile(self) -> Profile:
@@ -175,9 +175,9 @@ def seam_squares(selection: Selection, most_samples: int = MOST_SAMPLES) -> list
     return [squares for squares in found if squares.num_pairs >= FEWEST]
 
 
-def worst_scores(samples: Iterable[Squares]) -> list[Score]:
+def worst_scores(samples: Iterable[Squares]) -> list[SeamScore]:
     """Return the highest score of each axis, over the arrays of an output."""
-    worst = dict[str, Score]()
+    worst = dict[str, SeamScore]()
     for score in (squares.score for squares in samples):
         worst[score.axis] = max(score, worst.get(score.axis, score), key=lambda each: each.value)
     return list(worst.values())

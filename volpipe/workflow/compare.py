@@ -18,7 +18,7 @@ import volpipe
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import PlanError
-from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.compare import ComparisonPlan
 from volpipe.evaluation.driver import comparison_work
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
@@ -266,7 +266,7 @@ class ComparisonTable(Filed):
         return page_of_many((self.a, self.b), self.rows, only, self.violations, most)
 
 
-Plan = Callable[[str, str], Comparison]  # of two outputs
+Plan = Callable[[str, str], ComparisonPlan]  # of two outputs
 
 
 def pairs_work(

@@ -46,7 +46,7 @@ from volpipe.runs.prepasses import known_normalisation, measured, rescanned, sca
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, worst_scores
+from volpipe.runs.seams import SeamScore, Squares, profile_items, seam_squares, worst_scores
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Shard, recompute
@@ -81,7 +81,7 @@ class Report(WorkReport):
     kept: Nonfinite = ALL_FINITE
     clipped: tuple[int, float] = (0, 0.0)
     normalise: Affine | None = None
-    seams: list[Score] = field(default_factory=list)
+    seams: list[SeamScore] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
