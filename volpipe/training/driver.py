@@ -227,7 +227,7 @@ def _claim_training(
         raise
     if changed := input_changes(file, inputs, accept=same_input) if may_continue else {}:
         check_recipes([recipe], Path(training.search_path))
-        (folder.path / WEIGHTS).unlink(missing_ok=True)  # first, for they tell that it is complete
+        (folder.path / WEIGHTS).unlink(missing_ok=True)  # first, for by them it is complete
         further = training.resumed(folder.path).continued(step, changed)
         steps, last = further.recipe.train.steps, further.rounds[-1]
         log.warning("the training continues to step %d, %s", steps, last, extra=NOTICE)
@@ -248,7 +248,7 @@ def check_continued(folder: Path, training: Training) -> None:
 def _take_steps(
     folder: RunFolder, training: Training, on_step: OnStep, session: str, presence: Presence
 ) -> Steps[TrainingResult]:
-    """Take the steps that are left, and return how that ended."""
+    """Take the steps that are left, and return the result."""
     path = folder.path
     training = training.resumed(path)
     recipe = training.recipe
@@ -355,9 +355,9 @@ class _Attempts:
                 log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, self.ranks, reason)
 
     def _line_of(self, rank: int, task: Task) -> Record[Any]:  # Any: a result, or an attempt
-        """Return the line of a journal for what a rank did in the newest attempt."""
+        """Return the record of a rank's newest attempt for the journal."""
         error = task.exception()
-        if error is not None:  # its worker was lost
+        if error is not None:  # its worker ended
             usage, reason = (
                 Usage(started=self.sent, seconds=time.time() - self.sent),
                 f"{type(error).__name__}: {error}",
@@ -369,7 +369,7 @@ class _Attempts:
         return Record(STAGE, (), result=Attempt((rank,), reason, self.num_sent), usage=usage)
 
     def _abandon(self, attempt: str) -> None:
-        """Let ranks of an attempt that still run end, and those that wait for a worker not begin."""
+        """Write the file that ends the running ranks of `attempt`, and keeps waiting ones from beginning."""
         try:
             (self.folder / ABANDONED).write_text(attempt, encoding="utf-8")
         except OSError as error:  # they notice by themselves, later
@@ -377,7 +377,7 @@ class _Attempts:
 
 
 def joined(tasks: Sequence[Task], on_failure: Callable[[], None]) -> Task:
-    """Return the outcome of all ranks, as of one unit: that of the rank to blame.
+    """Return a task with the outcome of all ranks: that of the rank which is to blame.
 
     `on_failure` is called as one fails while others run.
     """
@@ -403,7 +403,7 @@ def joined(tasks: Sequence[Task], on_failure: Callable[[], None]) -> Task:
 
 
 def _blame(task: Task) -> int:
-    """Return how much a rank is to blame for the end of its attempt: 0 not, 1 it lost another rank, 2 it was lost."""
+    """Return a rank's blame for the end of its attempt: 0 none, 1 another ended, 2 its worker ended, 3 or 4 failed."""
     if task.exception() is not None:
         return 2
     record = task.result()
