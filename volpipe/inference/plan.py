@@ -38,8 +38,8 @@ from volpipe.nets.files import code_hash
 from volpipe.nets.net_geometry import NetArray
 from volpipe.nets.tta import check_turns, with_forms
 from volpipe.recipes.inference import Auto, Precision, Recipe
-from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
-from volpipe.volumes.formats.precomputed import default_codec
+from volpipe.volumes.formats.container import folders_of
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage.paths import Location, locate
 from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
@@ -278,9 +278,9 @@ class Plan(OutputPlan):
         if unknown := self.recipe.output.arrays.keys() - set(names):
             listed = ", ".join(names) or "one output alone, or all with net.output=all"
             raise PlanError(f"output.arrays.{min(unknown)}: net {self.net.label} gives {listed}")
-        if len(names) > 1 and self.format == "precomputed":
+        if len(names) > 1 and self.folders.is_one_volume:
             raise PlanError(
-                "net.output=all: precomputed holds one array; write OME-Zarr or N5, or name one output, such as "
+                f"net.output=all: {self.format} holds one array; write OME-Zarr or N5, or name one output, such as "
                 f"net.output={self.net.arrays[0].output}"
             )
         for array in self.net.arrays if len(names) > 1 else ():
@@ -350,8 +350,8 @@ class Plan(OutputPlan):
         return ArraySpec(
             shape=(*channels, *self.level_shape(level)),
             dtype=self.dtype,
-            chunks=(*chunk_channels(self.array_format, channels), *self.chunk),
-            shards=(*channels, *self.shard) if self.array_format in SHARDED else None,
+            chunks=(*self.folders.channel_chunk(channels), *self.chunk),
+            shards=(*channels, *self.shard) if self.folders.is_sharded else None,
             axes=self.multiscale.axes,
             codec=choice.codec if choice.codec != "auto" else self._codec,
             codec_level=choice.codec_level,
@@ -360,9 +360,9 @@ class Plan(OutputPlan):
     @property
     def _codec(self) -> str:
         """Codec of an output for which the recipe names none."""
-        if self.array_format == "precomputed":
-            return default_codec(self.dtype, is_labels=self.is_labels)
-        return "gzip" if self.array_format == "n5" else "zstd"
+        writing = format_named(self.format).writing
+        assert writing is not None
+        return writing.default_codec(self.dtype, is_labels=self.is_labels)
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
@@ -693,7 +693,7 @@ def _may_be_large(recipe: Recipe, out: Location, num_channels: int) -> bool:
     """Return whether blocks can be computed slab by slab, and are shards."""
     return (
         recipe.tensors.mode != "stored"
-        and can_stream(ARRAY_FORMATS[recipe.output.format], num_channels, in_bucket=not isinstance(out, Path))
+        and can_stream(folders_of(recipe.output.format), num_channels, in_bucket=not isinstance(out, Path))
         and recipe.output.shard == "auto"
     )
 

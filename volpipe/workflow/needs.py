@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from volpipe.estimation.estimate import Estimate
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.volumes.storage.chunk_files import count_folders
+from volpipe.volumes.formats.container import array_folders
 
 METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
@@ -64,7 +64,7 @@ class ResourceNeeds:
             plan.num_folders,
             plan.scratch_bytes,
             3 * len(plan.blocks),
-            2 + count_folders("zarr3", plan.blocks.counts),
+            2 + array_folders("zarr3").scheme.count_folders(plan.blocks.counts),
             is_measured=False,
         )
 
