@@ -16,8 +16,10 @@ from volpipe.blockwise.usage import Totals
 from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
+from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.provenance import is_sealed, read_provenance
+from volpipe.runs.standing import WorkState
 from volpipe.runs.verify import check_present
 from volpipe.units import count
 from volpipe.volumes.formats.container import RUN_KEY
@@ -33,6 +35,13 @@ CHANGED: tuple[State, ...] = (
     "recipe changed", "weights changed", "code of the net changed", "input changed", "other version", "files lost",
 )  # fmt: skip
 """States in which a run would mix two outputs, the first to be named first."""
+STANDINGS: dict[State, WorkState] = {
+    "new": WorkState.FRESH, "incomplete": WorkState.BEGUN, "unchanged": WorkState.COMPLETE,
+    "recipe changed": WorkState.OUTDATED, "weights changed": WorkState.OUTDATED,
+    "code of the net changed": WorkState.OUTDATED, "input changed": WorkState.CHANGED,
+    "other version": WorkState.DAMAGED, "files lost": WorkState.LOST,
+}  # fmt: skip
+"""What each is in the table of standings."""
 KINDS: dict[str, State] = {  # by the beginning of a line of `changes`
     "net.weights_sha256": "weights changed", "code_sha256": "code of the net changed",
     "net.identity": "code of the net changed", "source": "input changed",
@@ -64,31 +73,34 @@ def find_state(plan: Plan | FlowPlan, *, same_input: bool = False) -> tuple[Stat
 
 
 def _state_of_stage(stage: StagePlan, *, same_input: bool) -> tuple[State, str]:
-    if isinstance(work := stage.work(), OutputWork):
-        return _state_of_work(work, same_input=same_input, is_outside=stage.reads == VOLUME)
+    options = RunOptions(same_input=same_input, is_outside=stage.reads == VOLUME)
+    if isinstance(work := stage.work(options), OutputWork):
+        return _state_of_work(work)
     return ("unchanged" if stage.is_complete else "new"), ""
 
 
-def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: bool) -> tuple[State, str]:
+def _state_of_work(work: OutputWork[Any, Any]) -> tuple[State, str]:
     """Return the state of the output of `work`; of an input that other work of ours makes, nothing is compared."""
-    plan, folder, out = work.plan, work.folder, paths.locate(work.plan.out)
-    if folder.clearing.is_file():
+    plan, folder, out, standing = work.plan, work.folder, paths.locate(work.plan.out), work.standing()
+    if standing.state is WorkState.CLEARING:
         return "new", ""
-    if not (work.is_begun and folder.journal.is_file()):
+    if standing.state in (WorkState.FRESH, WorkState.FOREIGN) or not folder.journal.is_file():
         if paths.exists(out):
             raise RunError(f"{out} exists and no run in {folder.path} made it; give another out, or move it away")
         return "new", ""
-    try:
+    if standing.state is WorkState.DAMAGED:
+        return "other version", str(standing.refusal)
+    if standing.state is WorkState.SUPERSEDED:
+        return "new", ""
+    if standing.state.is_other:
         old = folder.load(type(plan))
-    except RunError as error:
-        return "other version", str(error)
-    if old is not None and old.identity != plan.identity:
-        if work.is_unstarted:
-            return "new", ""
+        assert old is not None
         changed = old.changes(plan) or ["other sizes"]
         return _kind(changed), "; ".join(changed)
-    if other := work.input_changes(same_input=same_input, is_outside=is_outside):
-        return ("new", "") if work.is_unwritten else ("input changed", other)
+    if other := work.input_changes():
+        is_unstarted = standing.state is WorkState.UNSTARTED and not paths.exists(out)
+        is_unwritten = is_unstarted or standing.state is WorkState.UNWRITTEN
+        return ("new", "") if is_unwritten else ("input changed", other)
     try:
         shards = work.shards()
         if shards and not paths.exists(out):
