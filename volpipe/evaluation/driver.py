@@ -56,7 +56,7 @@ NODES = "nodes.npz"
 
 
 class BlockWork(JournalWork[R]):
-    """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on.
+    """Work on the blocks of a `subject`; their sums are kept in a folder, so that the same command continues.
 
     Args:
         name: as of `HeldWork`.
@@ -94,7 +94,7 @@ class BlockWork(JournalWork[R]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the scores are there, and are those of this subject; without a file, whether every block is."""
+        """Whether the file of scores is there and belongs to this subject; without one, whether all blocks are done."""
         if self.to is None:
             return self.is_begun and self.ledger().schedule.is_complete
         scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
@@ -110,7 +110,7 @@ class BlockWork(JournalWork[R]):
         return Schedule(fed(stage, self.feed, subject.read_box))
 
     def claim(self) -> None:
-        """Forget what was found in other volumes, or otherwise: it costs little, and is made again."""
+        """Delete the sums in the folder if they are of other volumes or choices: they cost little to make again."""
         standing, inputs = self.standing(), self.subject.inputs()
         if standing.act(self.asked) is Act.REFUSE:
             raise standing.refusal_of(self.asked)
@@ -146,7 +146,7 @@ class BlockWork(JournalWork[R]):
         return Standing(WorkState.BEGUN if described == self.subject.describe_work() else WorkState.OUTDATED)
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
-        """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
+        """Delete the file of scores if the scored output is not complete, and all sums if it is not even begun."""
         if not source.is_complete:
             self._delete_files()
         if not source.is_begun and self.folder.path.is_dir():
@@ -176,7 +176,7 @@ class BlockWork(JournalWork[R]):
         return self.parts_of(taken, is_complete)
 
     def steps(self) -> Steps[R]:
-        """Look at what is left, at volumes that suit: a flow has all of them by now."""
+        """Check the volumes, which a flow has written by now, and do the blocks that are left."""
         if self.check is not None:
             self.check()
         return (yield from super().steps())
@@ -263,7 +263,7 @@ def comparison_work(
 def measurement_work(
     measurement: Measurement, folder: RunFolder, options: RunOptions, listener: Listener, *, to: Location
 ) -> BlockWork[MeasurementResult]:  # fmt: skip
-    """Return the work of `measurement`, whose table is the file `to`; what is said of it lies beside that."""
+    """Return the work of `measurement`, which writes its table to the file `to` and a description beside it."""
     table, to = to, to.parent / f"{to.stem}.json"
 
     def close(**facts: Any) -> MeasurementResult:  # Any: of a `WorkReport`
@@ -285,7 +285,7 @@ def measurement_work(
 
 
 def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:
-    """Look at all blocks, and return how that ended; the folder of `work`, which holds what is done, goes when all is.
+    """Run `work` to its end and return the result; its folder is deleted once every block is done.
 
     `on_end` is called with the result before that: what it raises leaves the folder there.
 
@@ -306,7 +306,7 @@ def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lam
 def calibrate_evaluation(
     subject: Subject, missing: Collection[str], workers: WorkerPool, folder: Path
 ) -> Steps[StageTimes]:
-    """Return the forecast of an evaluation or a comparison, from a block that all `workers` look at at the same time.
+    """Return the forecast of an evaluation or a comparison, from one block that all `workers` try at the same time.
 
     Zeros in `folder`, which is deleted, stand in for volumes whose paths are `missing`; for labels, the other ones.
 
