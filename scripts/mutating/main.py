@@ -76,16 +76,22 @@ def tests_of(change: Change, most: int) -> list[Path]:
 
 
 def first_of(change: Change, tests: list[Path], most: int) -> list[str]:
-    """Return the tests of some files, at most so many, that name most of what a change stands in, or is called by."""
+    """Return the tests of some files, at most so many, that name most of what a change stands in, or is called by.
+
+    What a function of the same file names counts for the tests that name that function.
+    """
     named = re.compile(rf"\b({'|'.join(map(re.escape, change.names))})\b")
     ranks = []
     for test in tests:
         text = (ROOT / test).read_text(encoding="utf-8")
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                mentions = set(named.findall(ast.get_source_segment(text, node) or ""))
-                ranks.append((len(mentions), -len(ranks), f"{test}::{node.name}"))
-    return [name for mentions, _, name in sorted(ranks, reverse=True)[:most] if mentions]
+        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        sources = {node.name: ast.get_source_segment(text, node) or "" for node in functions}
+        mentions = {name: set(named.findall(source)) for name, source in sources.items()}
+        for name, source in sources.items():
+            if name.startswith("test_"):
+                used = set(re.findall(r"\w+", source)) & sources.keys()
+                ranks.append((len(set().union(*(mentions[each] for each in used))), -len(ranks), f"{test}::{name}"))
+    return [name for number, _, name in sorted(ranks, reverse=True)[:most] if number]
 
 
 def copy_to(folder: Path) -> None:
