@@ -20,7 +20,7 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.reporting import overview
 from volpipe.reporting.frames import FRAME, STRIP, STRIPES
-from volpipe.reporting.page import Chart, Item, Note, Picture
+from volpipe.reporting.page import Chart, Item, Picture, Sentence
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.work_plan import execute
@@ -54,7 +54,7 @@ def pictures(items: Sequence[Item]) -> dict[str, np.ndarray]:
 
 
 def notes(items: Sequence[Item]) -> str:
-    return " ".join(item.text for item in items if isinstance(item, Note))
+    return " ".join(item.text for item in items if isinstance(item, Sentence))
 
 
 def voxels(pixels: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

@@ -23,7 +23,7 @@ from volumes import fingerprint, noise
 import volpipe
 from volpipe.cli.options import parse_sizes
 from volpipe.errors import VolpipeError, VolumeError
-from volpipe.evaluation.origins import makings_of
+from volpipe.evaluation.origins import provenances_of
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes import convert as module
@@ -167,8 +167,8 @@ def test_a_copy_says_what_it_was_made_from_and_how_that_was_made(tmp_path: Path,
     copy = convert(original, place_of(tmp_path, format), Choice(format))
     record = read_record(copy)
     assert (record["version"], record["made"]) == (volpipe.__version__, made)
-    makings = [(making.fingerprint, making.said["recipe"]) for making in makings_of(copy)]
-    assert makings == ([] if format == "hdf5" else [("f", made["recipe"])])
+    provenances = [(provenance.fingerprint, provenance.said["recipe"]) for provenance in provenances_of(copy)]
+    assert provenances == ([] if format == "hdf5" else [("f", made["recipe"])])
     source = record["copied_from"]
     assert (source["path"], source["key"], source["bin"]) == (str(original.path), original.key, [1, 1, 1])
     again = read_record(convert(copy, tmp_path / "again.n5"))

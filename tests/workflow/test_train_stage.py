@@ -251,7 +251,7 @@ def test_the_best_of_several_nets_makes_what_it_makes_alone(
     text = LEARN.replace("affinities =", "normalise = { low = 0, high = 255 }\naffinities =") + varied + OF_NETS
     plan = plan_of(folder, text)
     longest = plan.stages[1].plan
-    assert longest.net_note == f"the longest of {num_nets} nets that stage learn tries"
+    assert longest.notes.net == f"the longest of {num_nets} nets that stage learn tries"
     assert longest.recipe.net.options["features"] == features
     report = run(plan)
     best = report.stages[0].report.trained

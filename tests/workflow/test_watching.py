@@ -32,7 +32,7 @@ from volpipe.blockwise.usage import Totals, Usage
 from volpipe.display.plain import plain_console
 from volpipe.display.watching import follow, plain_line, view
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.evaluation import Evaluation
 from volpipe.runs.presence import Driver, Presence, find_driver, present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Inferred

@@ -175,7 +175,7 @@ def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np
     assert "≤" in rows[2]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["affinities.zarr.run", "restore.zarr.run"]
     assert not (tmp_path / "out" / "affinities.zarr.run" / "stand_in").exists()
-    assert not (tmp_path / "out.run" / "rehearsal").exists()
+    assert not (tmp_path / "out.run" / "calibration").exists()
 
 
 def test_what_stages_took_stands_beside_what_the_plan_said_before(

@@ -14,7 +14,7 @@ from volpipe.api.arguments import site_of
 from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.evaluation.compare import Comparison, plan_comparison
+from volpipe.evaluation.compare import ComparisonPlan, plan_comparison
 from volpipe.evaluation.driver import comparison_work, finish
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import COMPARED_JSON, COMPARED_PAGE, ComparisonResult
@@ -119,7 +119,7 @@ def _write(json_file: str | Path | None, page: str | Path | None, result: Compar
         result.write_page(page)
 
 
-def _planned(a: str, b: str, **options: Any) -> Comparison:  # Any: as `plan_comparison` takes them
+def _planned(a: str, b: str, **options: Any) -> ComparisonPlan:  # Any: as `plan_comparison` takes them
     """Return the comparison of two outputs that are complete."""
     comparison = plan_comparison(a, b, **options)
     check_complete("A", a, comparison.a, comparison.box)

@@ -165,7 +165,7 @@ def _recipe_of(
     elif isinstance(net, Recipe | Mapping):
         yield load(Recipe, net, settings)
     elif isinstance(net, str | Path):
-        yield _named(str(net), settings)
+        yield _recipe_named(str(net), settings)
     else:
         raise VolpipeError(
             f"a net is a torch module, a name, a file or a recipe, not {type(net).__name__}; vp.load_net(name) "
@@ -173,7 +173,7 @@ def _recipe_of(
         )
 
 
-def _named(name: str, settings: Sequence[str]) -> Recipe:
+def _recipe_named(name: str, settings: Sequence[str]) -> Recipe:
     """Return the recipe of that name, or the default one with the net of that name.
 
     Raises:

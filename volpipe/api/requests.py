@@ -29,7 +29,7 @@ RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, checked as far as that needs neither a site nor torch.
+    """A volume, a recipe and an output, checked as far as that needs neither a site nor torch.
 
     Attributes:
         volume: a location, or a volume that is open.

@@ -18,7 +18,6 @@ from volpipe.display.console import (
     INCOMPLETE,
     check_folder,
     columns,
-    complete_already,
     err,
     interruptible,
     result_file,
@@ -85,8 +84,8 @@ def segment(
     if result.was_complete:
         for changed in result.updates:
             console.out.print(str(changed))
-        unchanged = f"{result.out} is complete, and nothing has changed"
-        console.out.print(unchanged if update else complete_already(result.out))
+        news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
+        console.out.print(f"{result.out} is complete{news}")
         return
     print_ending(result, *times)
     tell_report(result.folder)

@@ -15,8 +15,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
-from volpipe.evaluation.compare import Comparison as OutputDifference
-from volpipe.evaluation.compare import plan_comparison
+from volpipe.evaluation.compare import ComparisonPlan, plan_comparison
 from volpipe.evaluation.driver import (
     BlockWork,
     calibrate_evaluation,
@@ -24,11 +23,11 @@ from volpipe.evaluation.driver import (
     evaluation_work,
     measurement_work,
 )
-from volpipe.evaluation.evaluate import Evaluation, check_part, plan_evaluation
+from volpipe.evaluation.evaluate import check_part, evaluation_of, plan_evaluation
+from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.keys import Measuring, OutputComparison, Scoring
-from volpipe.evaluation.lines import stored_sheets
 from volpipe.evaluation.measurements import Measurement, plan_measurement
-from volpipe.evaluation.results import evaluation_parts
+from volpipe.evaluation.results import evaluation_parts, stored_sheets
 from volpipe.evaluation.subject import RESULTS
 from volpipe.recipes.toml import Section
 from volpipe.recipes.workflow import FlowStage, Link, Tree
@@ -74,7 +73,7 @@ class ScoreStage(StagePlan):
         feed, given = among.feed(stage), None
         if choice.given is not None:
             given = open_volume(choice.given)
-        elif feed is not None and choice.kind == "image":
+        elif feed is not None and evaluation_of(choice.kind).interpolates:
             given = feed.interpolated
         truth = _truth(stage, choice, among)
         evaluation = plan_evaluation(
@@ -114,8 +113,7 @@ class ScoreStage(StagePlan):
     @classmethod
     def scores(cls, entry: Entry) -> list[Item]:
         tree = read_json(paths.locate(entry.out)) if cls.suffix == ".json" else None
-        scores = (tree or {}).get("scores")
-        return stored_sheets(scores) if scores else []
+        return [*stored_sheets(tree)]
 
     def work(self, options: RunOptions = PLAIN, listener: Listener = SILENT) -> BlockWork[Any]:
         return self.make(self.plan, self.folder, options, listener, to=self.out)
@@ -147,14 +145,14 @@ class CompareStage(ScoreStage):
     keys = OutputComparison
     mark = ""
     make = staticmethod(comparison_work)
-    plan: OutputDifference
+    plan: ComparisonPlan
 
     @classmethod
     def links(cls, tree: Tree) -> Iterator[Link]:
         return _other_link(tree)
 
     @classmethod
-    def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> OutputDifference:
+    def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> ComparisonPlan:
         choice: OutputComparison = stage.choice
         other, is_outside = among.volume(choice.other)
         comparison = plan_comparison(

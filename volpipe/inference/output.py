@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from volpipe.blockwise.malloc import mapped
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
-from volpipe.inference.intensity import Affine, Tally, constant, to_dtype, unit_scale
+from volpipe.inference.intensity import Affine, ClippedVoxels, constant, to_dtype, unit_scale
 from volpipe.inference.output_plan import OutputPlan, level_key
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
@@ -135,7 +135,7 @@ def remove_leftovers(out: Location) -> list[Path]:
     return left
 
 
-def finish(plan: Plan, normalise: Affine, total: Array, tally: Tally | None = None) -> Array:
+def finish(plan: Plan, normalise: Affine, total: Array, tally: ClippedVoxels | None = None) -> Array:
     """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
     Numbers go through the recipe's activation first. Of classes, the largest channel's number is left, or the label of
@@ -238,21 +238,23 @@ def write_displays(plan: Plan) -> None:
     boxes = [*read_each(plan, last, [grid.box(n) for n in sorted(map(int, numbers))])]
     names = plan.channel_names or [f"channel {i}" for i in range(plan.net.out_channels)]
     displays = tuple(
-        _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
+        _display_range(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
         for channel, name in enumerate(names)
     )
     with reading_once():
         create_multiscale(plan.out, dataclasses.replace(plan.multiscale, displays=displays), format=plan.format)
 
 
-def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
+def _display_range(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
     """Return the display range of a channel with these `values`: from one to the other of SHOWN_PERCENTILES."""
     dtype = values.dtype
-    if dtype.kind != "u" or dtype.itemsize > 2:  # of these differences of sorted values stay exact as they are
+    # Whose sorted values have differences that are exact as they are.
+    is_exact = np.issubdtype(dtype, np.unsignedinteger) and dtype.itemsize <= 2
+    if not is_exact:
         values = values[np.isfinite(values)].astype(np.float64)
     values = values[values != 0] if is_partial and values.any() else values
     low, start, end, high = np.percentile(values if values.size else [0.0], (0, *SHOWN_PERCENTILES, 100)).tolist()
-    if dtype.kind == "f":
+    if np.issubdtype(dtype, np.floating):
         low, start, end, high = (float(f"{value:.6g}") for value in (low, start, end, high))
         end = end if start < end else start + 1
         return Display(name, (min(low, start), max(high, end)), (start, end))
@@ -307,7 +309,7 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
     )
 
 
-def summed(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> np.ndarray:
+def summed(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: ClippedVoxels) -> np.ndarray:
     """Return the net's summed output `total` (c, z, y, x) in `box` of level 0, as it will be stored.
 
     A sum outside the selection may be partial, so that the checks of `finish` do not see it. `tally` counts the clipped
@@ -326,7 +328,7 @@ def selected(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
 def summed_layers(
     selection: Selection, box: Box, summed: Callable[[Box], np.ndarray]
 ) -> Iterator[tuple[Box, np.ndarray]]:
-    """Yield layers of `box` of level 0, the next ones of a shard, as they will be stored; `summed` returns parts so.
+    """Yield layers of `box` of level 0, as they will be stored; `summed` returns the voxels of a part of one.
 
     Of a large shard these parts are whole chunks of block tensors, which are read once, so that little is in memory.
     """
@@ -430,7 +432,7 @@ def close_shard(plan: OutputPlan, shard: int, file: ShardFile, level: int = 0) -
 def writing_shard(
     plan: OutputPlan, shard: int, layers: Iterable[tuple[Box, np.ndarray]], level: int = 0
 ) -> Callable[[], str]:
-    """Return what writes `shard` of `level`, and returns its checksums.
+    """Return a function that writes `shard` of `level`, and returns its checksums.
 
     Where it is not written layer by layer, its voxels are in memory by now.
     """

@@ -18,7 +18,7 @@ from volpipe.runs.seams import (
     MEANING,
     THRESHOLD,
     Profile,
-    Score,
+    SeamScore,
     blind_spot,
     seam_squares,
 )
@@ -40,7 +40,7 @@ class Seams(Drawn):
     """
 
     output: str
-    scores: tuple[Score, ...]
+    scores: tuple[SeamScore, ...]
     profiles: tuple[Profile, ...]
     note: str = ""
 

@@ -162,7 +162,7 @@ def _made_again(plan: Plan, old: Work) -> Again:
             return []
         return _moved(before, plan, lambda each: each.shards(level), partial(_ends, level))
 
-    return rests_on(changed, schedule, selection, filter(selection.is_due, shards), cut)
+    return rests_on(changed, schedule, selection, filter(selection.is_unwritten, shards), cut)
 
 
 def _moved(

@@ -23,9 +23,9 @@ from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import create_output, grow_output, remove_leftovers, split_arrays, stored_box
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.comparison import ShownOutput, slices_of
 from volpipe.reporting.overview import main_picture, overview_of, small_picture
-from volpipe.reporting.page import Draft, Item, Note, Picture
+from volpipe.reporting.page import Draft, Item, Picture, Sentence
 from volpipe.runs.comparison import Comparison
 from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import (
@@ -140,7 +140,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
         summary += update_items(updates_in(self.folder.journal, self.kinds))
         if is_complete and self.has_moved:
-            summary.append(Note(f"Files of the input have changed since: {self.remedy}.", "warning"))
+            summary.append(Sentence(f"Files of the input have changed since: {self.remedy}.", "warning"))
         facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
         if remark:
             facts["remark"] = remark
@@ -161,7 +161,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         return None
 
     @abstractmethod
-    def subject(self, array: P, schedule: Schedule) -> Subject | None:
+    def subject(self, array: P, schedule: Schedule) -> ShownOutput | None:
         """Return an array of the output and its input for pictures, with what `schedule` says is missing; None before
         it is known.
         """
@@ -171,7 +171,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         subject = self._checked_subject(0, self.taken().schedule)
         return None if subject is None else main_picture(subject, title)
 
-    def _checked_subject(self, place: int, schedule: Schedule) -> Subject | None:
+    def _checked_subject(self, place: int, schedule: Schedule) -> ShownOutput | None:
         """Return the subject of an array, which knows what was written and is gone."""
         array, files = self.plan.arrays[place], self.folder.journal
         subject = self.subject(array, schedule)
@@ -179,13 +179,13 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             return subject
         sums = cache(self._written)
 
-        def is_lost(level: int, number: int) -> bool:
+        def is_gone(level: int, number: int) -> bool:
             noted = sums().get((level, number), "")
             return bool(noted) and has_lost_files(
                 self.plan.out, _shard(array, level, number, split_arrays(noted)[place])
             )
 
-        return replace(subject, is_lost=is_lost)
+        return replace(subject, is_gone=is_gone)
 
     def _written(self) -> dict[tuple[int, int], str]:
         """Return the checksums of shards; none where the journal is damaged, which its tally says."""
@@ -206,9 +206,9 @@ class OutputWork(JournalWork[R], Generic[P, R]):
 
         subject_of = cache(lambda place: self._checked_subject(place, schedule))  # opened once for all pictures
 
-        def drawn(place: int, draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
+        def drawn(place: int, draw: Callable[[ShownOutput], Sequence[Item]]) -> Sequence[Item]:
             subject = subject_of(place)
-            return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
+            return draw(subject) if subject is not None else [Sentence("Nothing is computed yet.")]
 
         drafts, arrays = list[Draft](), self.plan.arrays
         for place, array in enumerate(arrays):

@@ -25,7 +25,7 @@ from volpipe.blockwise.ledger import Ledger
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine
-from volpipe.inference.output_plan import OutputPlan, Source, level_key
+from volpipe.inference.output_plan import OutputPlan, SourceVolume, level_key
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
@@ -314,7 +314,7 @@ def changes(origin: RunOrigin, runner: Runner) -> list[str]:
             sentences.append(f"the {what} of net {label} changed: SHA-256 {short_hash(before)} -> {short_hash(now)}")
     before = NetIdentity.model_validate(origin.net.get("identity", {}))
     sentences += [f"net {label}: {each}" for each in before.differences(runner.identity)]
-    now = identify(Source.model_validate(origin.input).volume()).fingerprint
+    now = identify(SourceVolume.model_validate(origin.input).volume()).fingerprint
     if now != origin.input["fingerprint"]:
         sentences.append(f"the volume {origin.input['path']} changed since")
     installed = {"python": platform.python_version()} | {name: _version(name) for name in origin.packages}

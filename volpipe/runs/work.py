@@ -30,7 +30,7 @@ from volpipe.geometry.grid import Grid
 from volpipe.reporting.block_map import BlockMap, slowest_maps
 from volpipe.reporting.page import REPORT, Draft, Page, reason_of
 from volpipe.reporting.render import write_page
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.tally import JournalTally
 from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Taken, is_current, page_of
 from volpipe.runs.presence import Presence, present
@@ -330,7 +330,9 @@ class JournalWork(StageWork[R], ABC):
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
         """Return what this work says of itself in its report."""
 
-    def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
+    def taken(
+        self, tally: JournalTally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None
+    ) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
         return Taken.read(self.folder, self.schedule, self.kinds, tally, prefix, maps)
 

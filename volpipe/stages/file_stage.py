@@ -18,7 +18,7 @@ from volpipe.errors import RunError
 from volpipe.recipes.toml import Section
 from volpipe.recipes.workflow import FlowStage, Makes
 from volpipe.reporting.page import Page
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.tally import JournalTally
 from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Several, page_of
 from volpipe.runs.presence import Presence
@@ -149,4 +149,4 @@ class FileWork(StageWork[FileReport]):
     def page(self, *, with_pictures: bool = True) -> Page:
         facts = {key: str(value) for key, value in self.plan.describe().items()} | {"output": str(self.to)}
         parts = Parts(Path(self.name).name, "What was found in a volume.", facts)
-        return page_of(self.folder, Several(Tally()), parts, is_complete=self.is_complete)
+        return page_of(self.folder, Several(JournalTally()), parts, is_complete=self.is_complete)

@@ -1,6 +1,6 @@
 """How far the run is that writes an output, cell by cell, while it is shown.
 
-Not here: the work, or who shows it. All that is known of the engine is read in `Watch`: the plan, the journal's
+Not here: the work, or who shows it. All that is known of the engine is read in `OutputWatch`: the plan, the journal's
 records, the notes of workers and the presence of the driver.
 """
 
@@ -36,7 +36,7 @@ NAMES = {DONE: "done", RUNNING: "running", FAILED: "failed", WAITING: "waiting"}
 
 
 @dataclass(frozen=True)
-class Progress:
+class ShardProgress:
     """How far a run is.
 
     Attributes:
@@ -54,7 +54,7 @@ class Progress:
 
 
 @dataclass
-class Watch:
+class OutputWatch:
     """The work that writes an output; its journal is read on from where it was read last.
 
     Attributes:
@@ -77,7 +77,7 @@ class Watch:
         plan: OutputPlan = self.work.plan.array(self.array)
         return plan.shards()
 
-    def look(self) -> Progress:
+    def look(self) -> ShardProgress:
         """Return how far the run is now."""
         self._read()
         whole = self.work.plan.shards()
@@ -88,7 +88,7 @@ class Watch:
         for stage, unit in list(self._failed):
             states[list(whole.touching(self._box(stage, unit)))] = FAILED
         states[list(self._done)] = DONE
-        return Progress(states.reshape(whole.counts), _sentence(states, driver))
+        return ShardProgress(states.reshape(whole.counts), _sentence(states, driver))
 
     def written_boxes(self, most: int) -> list[Box]:
         """Return boxes of shards that are written, `most` of them, spread over all."""
@@ -133,7 +133,7 @@ class Watch:
         return NOTHING if stage is None or name.startswith("pyramid") else self._schedule.box(stage, unit)
 
 
-def watch(output: str, array: str = "") -> Watch | None:
+def watch(output: str, array: str = "") -> OutputWatch | None:
     """Return the run that writes `output`; None where nobody began one, and where it is complete.
 
     Of several arrays of the output one is watched.
@@ -147,7 +147,7 @@ def watch(output: str, array: str = "") -> Watch | None:
     work = find_work(RunFolder.from_output(place))
     if work is None or work.is_complete or array not in {each.folder for each in work.plan.arrays}:
         return None
-    return Watch(work, array)
+    return OutputWatch(work, array)
 
 
 def outputs_of(folder: str) -> list[str]:

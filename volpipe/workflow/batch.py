@@ -21,7 +21,7 @@ from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import BatchError, RunError, VolpipeError
 from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.nets.cache import remembering
-from volpipe.recipes.batch import Dataset, Mistake
+from volpipe.recipes.batch import BatchDataset, Mistake
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
@@ -40,7 +40,7 @@ from volpipe.workflow.work_plan import WorkPlan
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
 MOST_NAMED = 3  # datasets that a sentence is about
-Prepare = Callable[[Dataset], WorkPlan]
+Prepare = Callable[[BatchDataset], WorkPlan]
 ROOM = (
     "output_bytes", "output_files", "output_folders", "scratch_bytes", "scratch_files", "scratch_folders", "is_measured"
 )  # fmt: skip  # of what a dataset needs, in its row
@@ -56,7 +56,7 @@ class BatchPlan:
     """
 
     folder: RunFolder
-    datasets: list[Dataset]
+    datasets: list[BatchDataset]
     rows: list[DatasetRow]
     identities: list[str]
     notes: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ OnWork = Callable[[int, str, Progress], None]  # of the row of that number, of t
 
 def plan_batch(
     folder: RunFolder,
-    datasets: Sequence[Dataset],
+    datasets: Sequence[BatchDataset],
     prepare: Prepare,
     *,
     mistakes: Iterable[Mistake] = (),
@@ -89,7 +89,7 @@ def plan_batch(
         BatchError: with every mistake.
     """
     wrong, rows, places = list(mistakes), list[DatasetRow](), _Places()
-    kept: list[tuple[Dataset, str]] = []
+    kept: list[tuple[BatchDataset, str]] = []
     with remembering():
         for number, dataset in enumerate(datasets, 1):
             try:
@@ -125,11 +125,11 @@ def _mapped_otherwise(rows: Sequence[DatasetRow]) -> Iterator[str]:
             )
 
 
-def _dataset_name(dataset: Dataset) -> str:
+def _dataset_name(dataset: BatchDataset) -> str:
     return f"{dataset.volume} ({dataset.line})" if dataset.line else dataset.volume
 
 
-def _dataset_row(dataset: Dataset, plan: WorkPlan, options: RunOptions) -> DatasetRow:
+def _dataset_row(dataset: BatchDataset, plan: WorkPlan, options: RunOptions) -> DatasetRow:
     state, why = _output_state(plan, options)
     is_done = state == "unchanged" and not options.fresh and not options.updates
     stages = plan.stages
@@ -165,7 +165,7 @@ class _Places:
         self.runs: dict[Path, list[str]] = {}
         self._folders: dict[Path, Path] = {}
 
-    def add(self, dataset: Dataset, plan: WorkPlan) -> None:
+    def add(self, dataset: BatchDataset, plan: WorkPlan) -> None:
         """Take note of what a dataset reads and writes."""
         out, name = paths.locate(plan.out), _dataset_name(dataset)
         self.outputs.setdefault(self._resolved(out), []).append(name)

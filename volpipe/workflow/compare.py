@@ -18,7 +18,7 @@ import volpipe
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import PlanError
-from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.compare import ComparisonPlan
 from volpipe.evaluation.driver import comparison_work
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
@@ -266,7 +266,7 @@ class ComparisonTable(Filed):
         return page_of_many((self.a, self.b), self.rows, only, self.violations, most)
 
 
-Plan = Callable[[str, str], Comparison]  # of two outputs
+Plan = Callable[[str, str], ComparisonPlan]  # of two outputs
 
 
 def pairs_work(
@@ -298,7 +298,7 @@ def pairs_work(
     def compared(number: int, pair: OutputPair) -> Steps[ComparisonResult]:
         """Compare one pair, which is planned when its turn comes; limits that others have are left out."""
         comparison, own = plan(pair.a, pair.b), RunFolder(folder.path / f"{number + 1:05}.run")
-        limits = [limit for limit in table.limits if limit.is_of(comparison.kind)]
+        limits = [limit for limit in table.limits if comparison.has(limit)]
         return (yield from comparison_work(comparison, own, options, limits=limits).steps())
 
     def steps(name: str, presence: Presence) -> Steps[ComparisonTable]:

@@ -125,7 +125,7 @@ def forecast_stages(plan: FlowPlan, pool: WorkerPool | None, *, tries: bool) -> 
     costs: list[StageCost] = []
     for stage in plan.stages:
         with named(stage.name):
-            cost = yield from stage.cost_steps(costs, pool, plan.folder.rehearsal if tries else None)
+            cost = yield from stage.cost_steps(costs, pool, plan.folder.calibration if tries else None)
             costs.append(cost)
     known = {} if pool is None or tries else known_times(plan, pool.slots["cpu"])
     stages = tuple(replace(cost, times=known.get(cost.stage.name, cost.times)) for cost in costs)

@@ -30,11 +30,11 @@ from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import write_displays
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import load_runner, loaded_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
-from volpipe.reporting.comparison import Subject
-from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.comparison import ShownOutput
+from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done, voxel_at
 from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import follow, grown_from
@@ -46,7 +46,7 @@ from volpipe.runs.prepasses import known_normalisation, measured, rescanned, sca
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, worst_scores
+from volpipe.runs.seams import SeamScore, Squares, profile_items, seam_squares, worst_scores
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Shard, recompute
@@ -81,7 +81,7 @@ class Report(WorkReport):
     kept: Nonfinite = ALL_FINITE
     clipped: tuple[int, float] = (0, 0.0)
     normalise: Affine | None = None
-    seams: list[Score] = field(default_factory=list)
+    seams: list[SeamScore] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -186,18 +186,18 @@ class RunWork(OutputWork[Plan, Report]):
     def _seams(self, schedule: Schedule) -> Sequence[Item]:
         selection = self._selection()
         if selection is None or not schedule.is_complete:
-            return [Note("Seams are looked for once the output is complete.")]
+            return [Sentence("Seams are looked for once the output is complete.")]
         samples = itertools.chain(self._squares, itertools.repeat(None))
         parts = zip(selection.arrays, samples, strict=False)
         return [item for part in parts for item in profile_items(*part)]
 
-    def subject(self, array: Plan, schedule: Schedule) -> Subject | None:
+    def subject(self, array: Plan, schedule: Schedule) -> ShownOutput | None:
         plan = array
         if not isinstance(schedule, RunSchedule):
             return None
         middle = voxel_at(middle_of_done(plan.blocks, schedule.infer.done)).scaled(plan.net.shrink).start
         at = zip(middle, plan.roi_box.start, plan.roi_box.stop, strict=True)
-        return Subject(
+        return ShownOutput(
             plan, plan.roi_box, tuple(min(max(m, a), b - 1) for m, a, b in at), plan.net.scale, plan.net.shrink,
             is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
             is_missing=schedule.is_missing,
@@ -285,7 +285,7 @@ class RunWork(OutputWork[Plan, Report]):
     def announce(self) -> None:
         """Say what is about to run, and note in the log what a user should know of the volume; see `OutputWork`."""
         super().announce()
-        for note in self.plan.notes:
+        for note in self.plan.notes.volume:
             log.info("input %s: %s", self.plan.source.path, note)
 
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[Report]:
@@ -380,7 +380,7 @@ class RunWork(OutputWork[Plan, Report]):
         if report.is_complete:
             self.clean()
             if not self.options.keep_tensors:
-                Tensors(self.plan, self.folder.path).remove()
+                ScratchTensors(self.plan, self.folder.path).remove()
         if not (was_complete and is_sealed(self.folder)):
             if report.is_complete:
                 if self.feed is not None:

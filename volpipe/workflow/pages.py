@@ -14,8 +14,20 @@ from volpipe.blockwise.failures import Missing
 from volpipe.errors import RunError, VolpipeError
 from volpipe.recipes.workflow import VOLUME
 from volpipe.reporting.flow_graph import Node, draw_flow
-from volpipe.reporting.page import REPORT, Draft, Item, Link, Note, Page, Picture, Section, Sheet, filled, reason_of
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.page import (
+    REPORT,
+    Draft,
+    Item,
+    Page,
+    PageSection,
+    Picture,
+    ReportLink,
+    Sentence,
+    Sheet,
+    filled,
+    reason_of,
+)
+from volpipe.reporting.tally import JournalTally
 from volpipe.reporting.tasks import COLUMNS, USAGE_COLUMNS, StageState, colours_of
 from volpipe.runs.pages import Parts, Several, Taken, page_of
 from volpipe.runs.planned import Planned
@@ -42,7 +54,7 @@ class _StagePart:
 
     entry: Entry
     taken: Taken | None
-    tally: Tally
+    tally: JournalTally
     is_complete: bool
     planned: Planned | None
     problem: str = ""
@@ -64,7 +76,7 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
     entries = find_entries(folder.path)
     if entries is None:
         raise RunError(f"{folder.path} holds no stages")
-    tally = Tally()
+    tally = JournalTally()
     parts = [_stage_part(entry, tally) for entry in entries]
     missing = [
         Missing(f"{part.entry.name}: {each.stage}", each.unit, each.box, each.reason)
@@ -75,7 +87,7 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
     tree = read_json(folder.path / FLOW_FILE) or {}
     facts = {"input": str(tree.get("volume", "")), "recipe": str(tree.get("recipe", "")), "outputs in": out}
     summary: list[Item] = [_stage_sheet(folder.path, parts)]
-    summary += [Note(f"Stage {part.entry.name}: {part.problem}", "warning") for part in parts if part.problem]
+    summary += [Sentence(f"Stage {part.entry.name}: {part.problem}", "warning") for part in parts if part.problem]
     summary += [item for entry in entries for item in _score_items(entry)]
     summary += [flow_picture(entries, facts["input"])]
     stages = {f"{part.entry.name}: {name}": state for part in parts for name, state in part.stages.items()}
@@ -96,9 +108,9 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
     )
 
 
-def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
+def _stage_part(entry: Entry, tally: JournalTally) -> _StagePart:
     """Return what the journal of a stage says, which is added to `tally` as well."""
-    prefix, own = f"{entry.name}: ", Tally()
+    prefix, own = f"{entry.name}: ", JournalTally()
     try:
         work = find_work(entry.run)
         if work is None:
@@ -132,7 +144,7 @@ def _score_items(entry: Entry) -> list[Item]:
     try:
         items = KINDS[entry.kind].scores(entry)
     except VolpipeError as error:
-        return [Note(f"Stage {entry.name}: {reason_of(error)}", "warning")]
+        return [Sentence(f"Stage {entry.name}: {reason_of(error)}", "warning")]
     return [replace(i, title=f"{i.title} of stage {entry.name}") if isinstance(i, Sheet) else i for i in items]
 
 
@@ -178,7 +190,7 @@ def _link(folder: Path, other: Path, text: str, image: tuple[bytes, str] = NO_IM
     """Return a link from the report in `folder` to that in `other`, with an image; a text where there is none."""
     if not (other / REPORT).is_file():
         return text
-    return Link(text, os.path.relpath(other / REPORT, folder).replace(os.sep, "/"), *image)
+    return ReportLink(text, os.path.relpath(other / REPORT, folder).replace(os.sep, "/"), *image)
 
 
 def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
@@ -197,8 +209,8 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     taken = f"read {size(sum(r.read_bytes for r in rows))}, written {size(sum(r.written_bytes for r in rows))}"
     facts |= {"planned": _planned(rows), "taken": taken}
     first = f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."
-    summary = [Note(first)] if num_read < len(rows) else []
-    datasets = Section("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
+    summary = [Sentence(first)] if num_read < len(rows) else []
+    datasets = PageSection("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
     what = f"A batch of {count(len(rows), 'dataset')}."
     parts = Parts(folder.path.name, what, facts, summary, sections=[datasets])
     return page_of(folder, Several(tally), parts, is_complete=done == len(rows))
@@ -213,9 +225,9 @@ def _planned(rows: Sequence[DatasetRow]) -> str:
     return room if None in times else f"{room}; {brief(sum(filter(None, times)))} of workers"
 
 
-def _tally_of(rows: Sequence[DatasetRow]) -> tuple[Tally, int]:
+def _tally_of(rows: Sequence[DatasetRow]) -> tuple[JournalTally, int]:
     """Return the sums of the journals of datasets, and of how many, as far as they are read in a moment."""
-    tally, left = Tally(), MOST_BYTES
+    tally, left = JournalTally(), MOST_BYTES
     for number, row in enumerate(rows):
         journals = _journals_of(row)
         left -= sum(journal.stat().st_size for journal in journals)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from volpipe.estimation.limits import check_access, check_apart
 from volpipe.estimation.window_choice import fastest_plan
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import check_name, check_output
-from volpipe.inference.output_plan import Source
+from volpipe.inference.output_plan import SourceVolume
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.plan_notes import plan_notes, with_trained_normalisation
 from volpipe.inference.roi import lay_mask
@@ -92,12 +93,13 @@ def prepare_for(
         check_output(array)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
-    notes = plan_notes(recipe, given, net, volume, sample, mask, trained)
-    size_note = unknown_size_note(volume, trained)
-    return plan.changed(
-        notes=(*plan.notes, *filter(None, [size_note])), volume_notes=tuple(notes),
+    notes = replace(
+        plan.notes,
+        volume=(*plan.notes.volume, *filter(None, [unknown_size_note(volume, trained)])),
+        fit=tuple(plan_notes(recipe, given, net, volume, sample, mask, trained)),
         mapping=mapping(recipe.normalise, volume.dtype),
-    )  # fmt: skip
+    )
+    return plan.changed(notes=notes)
 
 
 OUTPUT_OF: Mapping[str, Callable[[Plan], object]] = {  # an array of a run, as far as later stages rest on it
@@ -129,7 +131,7 @@ def longest_first(plans: Sequence[Plan], maker: str = "") -> Sequence[Plan]:
         return plans
     note = f"the longest of {len(plans)} nets that stage {maker} tries"
     ranked = sorted(plans, key=lambda plan: -plan.net.num_parameters * plan.lattice.num_windows * prod(plan.window))
-    return [plan.changed(net_note=note) for plan in ranked]
+    return [plan.changed(notes=replace(plan.notes, net=note)) for plan in ranked]
 
 
 def sample_for(recipe: Recipe, volume: Volume) -> Sample | None:
@@ -192,7 +194,7 @@ def prepare_again(plan: Plan) -> Plan:
     """Return `plan` for its volume and its mask as they are now; the net is looked at only where these are others."""
     volume = plan.source.volume()
     laid = None if plan.mask is None else lay_mask(open_volume(plan.mask.path, plan.mask.key), volume)
-    if Source.from_volume(volume) == plan.source and laid == plan.mask:
+    if SourceVolume.from_volume(volume) == plan.source and laid == plan.mask:
         return plan
     return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
 

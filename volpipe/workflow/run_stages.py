@@ -131,7 +131,7 @@ class RunStage(StagePlan):
 
     @property
     def grey(self) -> str:
-        return self.plan.mapping
+        return self.plan.notes.mapping
 
     @property
     def is_measured(self) -> bool:
@@ -198,7 +198,9 @@ class RunStage(StagePlan):
         zeros_like(self.given, place)
         try:
             stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-            rates, _ = yield from calibrate(stand_in, result.sample.normalise, result.slots.gpu, self.folder.rehearsal)
+            rates, _ = yield from calibrate(
+                stand_in, result.sample.normalise, result.slots.gpu, self.folder.calibration
+            )
         except TooSlowError as error:
             log.warning("%s", error)
             return result

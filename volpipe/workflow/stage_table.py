@@ -14,7 +14,7 @@ from typing import Any
 
 from volpipe.blockwise.usage import Totals
 from volpipe.errors import RunError
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.tally import JournalTally
 from volpipe.runs.pages import disk_use
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import StageWork
@@ -105,7 +105,7 @@ def stage_rows(output: str) -> Iterator[StageRow]:
     if entries is None:
         entries, alone = _alone(output)
     for entry in entries:
-        tally = Tally()
+        tally = JournalTally()
         for journal in entry.journals:
             tally.read(journal)
         if tally.num_damaged:

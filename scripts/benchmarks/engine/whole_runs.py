@@ -100,7 +100,7 @@ class StandIns:
 
     def _record(self, app: str, units: tuple[int, ...], *arguments: Any) -> Record[Any]:
         stage = " ".join(map(str, (app, *arguments)))
-        if app == "rehearse":
+        if app == "calibrate":
             return Record(stage, units, result=COSTS, usage=_usage(0.0))
         usage = _usage(SECONDS.get(app, OTHER_SECONDS) * len(units))
         result: Written | None = None

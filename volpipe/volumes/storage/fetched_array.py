@@ -24,7 +24,7 @@ import numpy as np
 
 from volpipe.errors import ChangedError, VolumeError
 from volpipe.geometry.grid import Index
-from volpipe.geometry.indexing import Region, pieces, ranges
+from volpipe.geometry.indexing import ChunkedIndex, pieces, ranges
 from volpipe.volumes.storage import object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import (
     ABSENT,
@@ -184,9 +184,9 @@ class FetchedArray:
             noted.update((file, stamp) for file, stamp in stamps.items() if isinstance(file, Remote))
         return data[tuple(0 if isinstance(along, int) else slice(None) for along in index)]
 
-    def _region(self, index: tensorstore.Index) -> Region:
+    def _region(self, index: tensorstore.Index) -> ChunkedIndex:
         header = self._header
-        return Region.of(index, header.shape, header.chunks, header.write_unit)
+        return ChunkedIndex.of(index, header.shape, header.chunks, header.write_unit)
 
     def is_stored(self, index: tensorstore.Index) -> bool:
         """Return whether some chunk at `index` is stored; no chunk is read."""
@@ -196,7 +196,7 @@ class FetchedArray:
         """Return whether a file of the voxels at `index`, none of which is there, is there by another name."""
         return any(map(self._source.is_elsewhere, self._region(index).units()))
 
-    def _fill(self, region: Region, data: np.ndarray) -> dict[Location, Stamp | None]:
+    def _fill(self, region: ChunkedIndex, data: np.ndarray) -> dict[Location, Stamp | None]:
         """Read the voxels of `region` into `data`; return the stamps of their files."""
         units = region.units()
         files = list(map(self._file, units))
@@ -219,7 +219,7 @@ class FetchedArray:
         """Return the file of the chunk, or the shard, at `unit` of the grid of files, by its usual name."""
         return self._header.folder / ChunkFiles(self._header).name(unit)
 
-    def _fill_chunk(self, region: Region, data: np.ndarray, chunk: Index) -> Stamp | None:
+    def _fill_chunk(self, region: ChunkedIndex, data: np.ndarray, chunk: Index) -> Stamp | None:
         """Read what lies in `region` of a chunk that is a file; return the stamp of that."""
         key = (self._number, chunk)
         if self._live and (kept := self._cache.get(key)) and self._stamp(self._file(chunk)) != kept.stamp:
@@ -229,7 +229,7 @@ class FetchedArray:
         return None if part is None else part.stamp
 
     def _find(
-        self, region: Region, data: np.ndarray, shard: Index
+        self, region: ChunkedIndex, data: np.ndarray, shard: Index
     ) -> tuple[ShardIndex | None, list[list[tuple[tuple[int, int], Index]]]]:
         """Return the index of `shard` and its chunks in `region` that are to be fetched, with their bytes, in groups.
 
@@ -286,7 +286,7 @@ class FetchedArray:
 
     def _fill_group(
         self,
-        region: Region,
+        region: ChunkedIndex,
         data: np.ndarray,
         shard: Index,
         index: ShardIndex,
@@ -313,7 +313,7 @@ class FetchedArray:
         tensorstore.count(read=0 if part is None else len(part.data))
         return part
 
-    def _decode(self, region: Region, data: np.ndarray, chunk: Index, content: bytes | None) -> None:
+    def _decode(self, region: ChunkedIndex, data: np.ndarray, chunk: Index, content: bytes | None) -> None:
         """Put what lies in `region` of a chunk into `data`; fill values where it has no content."""
         target, place = region.places(chunk)
         here = self._own_memory()
@@ -388,7 +388,7 @@ class LocalArray:
     def _units(self, index: tensorstore.Index) -> list[Index]:
         """Return the places of the files of the voxels at `index` in their grid."""
         header = self._header
-        return Region.of(index, header.shape, header.chunks, header.write_unit).units()
+        return ChunkedIndex.of(index, header.shape, header.chunks, header.write_unit).units()
 
     def _look(self, index: tensorstore.Index) -> None:
         """Raise where the name of a file of the voxels at `index` leads nowhere, or to what is no file."""
