@@ -17,6 +17,7 @@ from volpipe.geometry.blend import Family
 from volpipe.geometry.grid import Placement, Triple
 from volpipe.recipes.toml import Section, UserPath, load_tree, one_or_more, typed
 from volpipe.resolve import default_recipe
+from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.storage.metadata import Lengths, lengths
 from volpipe.volumes.volume import View
 
@@ -273,6 +274,11 @@ class Tensors(Section):
     """Compression of stored windows."""
     level: int = Field(1, ge=0, le=22)
     """Level of that compression; gzip has 0 to 9."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the windows of a block are one file, and not one each."""
+        return folders_of(self.format).is_sharded
 
 
 class Infer(Section):

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.recipes.inference import ArrayInput, Auto, Channel
 from volpipe.recipes.toml import Section, Sizes, load_tree, typed
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.volume import View
 
 NEAREST: tuple[Offset, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
@@ -146,8 +147,11 @@ class SegmentOutput(Section):
 
     @model_validator(mode="after")
     def _check_codec(self) -> SegmentOutput:
-        if self.format == "precomputed" and self.codec != "zstd":
-            raise ValueError(f"codec {self.codec} is for ome-zarr-0.5; precomputed labels have one codec: leave it out")
+        writing = format_named(self.format).writing
+        if writing is not None and writing.label_codecs and self.codec != "zstd":
+            raise ValueError(
+                f"codec {self.codec} is for ome-zarr-0.5; {self.format} labels have one codec: leave it out"
+            )
         return self
 
 

@@ -26,7 +26,7 @@ from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.geometry.grid import Box
-from volpipe.inference.output_plan import level_key
+from volpipe.inference.output_plan import SourceVolume, level_key
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import graph
 from volpipe.segmentation import tasks as label_tasks
@@ -200,7 +200,7 @@ def _try_edge(trial: SegmentTrial, number: int, folder: Path, edge: int) -> Segm
     numbers = [max(1, b // c) for b, c in zip(trial.plan.block, trial.plan.chunk, strict=True)]
     chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
     sizes = {"block": block, "shard": block, "chunk": chunk, "factors": trial.plan.factors[:2]}
-    plan = trial.plan.changed(source=Source.from_volume(copy), out=str(place / "out"), **sizes)
+    plan = trial.plan.changed(source=SourceVolume.from_volume(copy), out=str(place / "out"), **sizes)
     with held(place, HELD, RunError):
         return dataclasses.replace(_try_stages(plan, place), read_seconds=read_seconds)
 

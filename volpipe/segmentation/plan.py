@@ -21,7 +21,8 @@ from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import boxes
 from volpipe.segmentation.boxes import Boxes
-from volpipe.volumes.formats.precomputed import SEGMENTATION, even_chunk
+from volpipe.volumes.formats.container import folders_of
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.values import check_probabilities, take_sample
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute, with_view
@@ -80,13 +81,14 @@ class SegmentPlan(OutputPlan):
 
     def spec(self, level: int) -> ArraySpec:
         """Return the array of `level`."""
-        choice = self.recipe.output
+        choice, writing = self.recipe.output, format_named(self.format).writing
+        assert writing is not None
         return ArraySpec(
             shape=self.level_shape(level),
             dtype=self.dtype,
             chunks=self.chunk,
             shards=self.shard,
-            codec=SEGMENTATION if self.format == "precomputed" else choice.codec,
+            codec=writing.label_codecs.get(self.dtype.name, choice.codec),
             codec_level=choice.codec_level if choice.codec != "raw" else 0,
         )
 
@@ -195,8 +197,8 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: Location, search_path: Path,
     wish = output.chunk if output.chunk != "auto" else (CHUNK,) * 3
     block = output.block if output.block != "auto" else tuple(align_up(edge, c) for c in wish)
     chunk = wish if output.chunk != "auto" else tuple(math.gcd(b, CHUNK) for b in block)
-    if output.chunk == "auto" and output.format == "precomputed":
-        chunk = even_chunk(triple(block))
+    if output.chunk == "auto":
+        chunk = folders_of(output.format).usual_chunk(triple(block)) or chunk
     for axis, b, c in zip("zyx", block, chunk, strict=True):
         if b % c:
             raise PlanError(
