@@ -41,7 +41,7 @@ from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.volumes.storage.lock import held
 from volpipe.workflow.batch_table import DatasetRow, Table
 from volpipe.workflow.kinds import find_work
-from volpipe.workflow.status import Observer, find_status
+from volpipe.workflow.status import StatusReader, find_status
 
 NET = """
 import pathlib, time, torch
@@ -308,7 +308,7 @@ def test_a_driver_whose_clock_is_wrong_is_known_by_new_signs(
         states.append((time.monotonic() - first, status.state))
         return status
 
-    observer = Observer(str(done / "out.zarr"))
+    observer = StatusReader(str(done / "out.zarr"))
     assert follow(look, Console(file=io.StringIO()), 0.1).state == "unseen"
     assert all(state == "running" for at, state in states if 0.2 < at < 0.7)
     assert states[-1][0] > 1.0
@@ -374,7 +374,7 @@ def test_a_batch_shows_its_datasets_with_those_that_are_at_work(done: Path) -> N
     Table(batch, rows).store()
     began = time.time_ns() - 90 * 10**9
     session = f"process {os.getpid()} on {socket.gethostname()} since 2026-11-22 10:00:00 ({began})"
-    observer = Observer(str(done / "many.toml"))
+    observer = StatusReader(str(done / "many.toml"))
     with held(batch, session, RunError), held(done / "out.zarr.run", session, RunError):
         status = observer.look()
         assert (status.kind, status.state, list(status.at_work)) == ("batch", "running", [7])
@@ -416,7 +416,7 @@ def test_the_folder_of_an_evaluation_goes_when_it_is_complete(tmp_path: Path) ->
     folder = tmp_path / "volpipe_a_b_scores.run"
     folder.mkdir()
     (folder / Evaluation.mark).touch()
-    observer = Observer(str(folder))
+    observer = StatusReader(str(folder))
     with held(folder, "process 1 on here since 2026-11-22 10:00:00 (1)", RunError):
         assert (observer.look().kind, observer.look().state) == ("evaluation", "running")
     shutil.rmtree(folder)

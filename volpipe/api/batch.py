@@ -86,14 +86,14 @@ def batch(
     )  # fmt: skip
     at_once = at_once or tree.at_once or AT_ONCE
     prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path, sizing=sizing)
-    with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:
-        plan = _planned(tree, folder, prepare, options, at_once, hears, parents=parents)
+    with monitored(metrics, "batch", recipe), _telling_rows(progress, listener) as hears:
+        plan = _plan_datasets(tree, folder, prepare, options, at_once, hears, parents=parents)
         if dry_run:
             return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)
         return execute_batch(plan, start, prepare, options, at_once, hears)
 
 
-def _planned(
+def _plan_datasets(
     tree: BatchRecipe,
     folder: RunFolder,
     prepare: Prepare,
@@ -121,7 +121,7 @@ def _planned(
 
 
 @contextmanager
-def _listening(progress: bool | None, listener: BatchListener | None) -> Iterator[BatchListener]:
+def _telling_rows(progress: bool | None, listener: BatchListener | None) -> Iterator[BatchListener]:
     """Give `listener`, or one that shows the datasets where they are to be shown."""
     with rows_shown(progress, has_listener=listener is not None) as shown:
         if listener is not None or shown is None:

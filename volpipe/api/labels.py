@@ -17,13 +17,13 @@ from volpipe.errors import RunError, VolpipeError
 from volpipe.estimation.estimate import StageTimes
 from volpipe.evaluation.driver import evaluation_work, finish
 from volpipe.evaluation.evaluate import evaluation_of, plan_evaluation
+from volpipe.evaluation.keys import kind_of
 from volpipe.evaluation.results import SCORES_PAGE, EvaluationResult
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import suffix_of, with_format
 from volpipe.monitoring.exposition import monitored
 from volpipe.monitoring.results import results_of
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.recipes.workflow import kind_of
 from volpipe.reporting.page import REPORT
 from volpipe.reporting.render import WRITER
 from volpipe.resolve import homes_known

@@ -177,13 +177,13 @@ def run(
         fresh=fresh, keep_tensors=keep_tensors, site=name, tolerated=tolerate, same_input=same_input,
         update=update or follow is not None, measure_again=measure_again, follow=follow,
     )  # fmt: skip
-    with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
+    with monitored(metrics, "run", recipe), _telling_stages(progress, on_progress, listener) as hears:
         report: Report | FlowReport = planned.work(planned.limited(options, only), hears).run(start)
         return report
 
 
 @contextmanager
-def _listening(
+def _telling_stages(
     progress: bool | None, on_progress: Show | None, listener: Listener | FlowListener | None
 ) -> Iterator[FlowListener]:
     """Give whom to tell of stages: the `listener`, or of each `on_progress` and a display."""

@@ -138,7 +138,7 @@ def run(
             how |= {"volume": planned.plan, "site": site}
             listening = partial(_listener, config=config, details=details, show=show)
             if asked.has_stages:
-                is_complete = workflow.run(planned.plan, how, listening=listening, tell=_tell, show=show)
+                is_complete = workflow.run(planned.plan, how, listening=listening, tell=_print_report, show=show)
                 raise typer.Exit(DONE if is_complete else INCOMPLETE)
             on_look = partial(_tell_look, seconds=follow or 0.0)
             report = cast("Report", volpipe.run(**how, listener=listening(planned.stages[0], on_look=on_look)))
@@ -149,14 +149,14 @@ def run(
         return
     if follow is not None:
         raise typer.Exit(INCOMPLETE)
-    _tell(report)
+    _print_report(report)
     tell_report(report.folder)
     if report.missing:
         raise typer.Exit(INCOMPLETE)
     out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{planned.out}")
 
 
-def _tell(report: Report, started: float | None = None) -> None:
+def _print_report(report: Report, started: float | None = None) -> None:
     """Print how a run ended that `started` then (seconds since 1970; None: with this command), and what is missing."""
     for update in report.updates:
         out.print(str(update))
@@ -350,7 +350,7 @@ def _tell_look(look: Look[Report], seconds: float) -> None:
     if look.report is None:
         return  # the log has said why
     if not look.report.was_complete:
-        _tell(look.report, None if look.number == 0 else time.time() - look.report.seconds)
+        _print_report(look.report, None if look.number == 0 else time.time() - look.report.seconds)
         if look.number == 0:
             tell_report(look.report.folder)
     if look.number == 0 or not look.report.was_complete:

@@ -132,9 +132,9 @@ class Watchable(TyperCommand):
 def watched(output: str, pause: float | None, *, as_json: bool, with_workers: bool) -> Status:
     """Show the work on `output`, or its workers, until it ends, and return its status then."""
     from volpipe.workflow.roster import Roster
-    from volpipe.workflow.status import Observer
+    from volpipe.workflow.status import StatusReader
 
-    observer, roster = Observer(output), Roster()
+    observer, roster = StatusReader(output), Roster()
 
     def print_line(status: Status) -> None:
         workers = roster.look(status) if with_workers else None

@@ -25,11 +25,12 @@ from volpipe.evaluation.driver import (
 )
 from volpipe.evaluation.evaluate import check_part, evaluation_of, plan_evaluation
 from volpipe.evaluation.evaluation import Evaluation
+from volpipe.evaluation.keys import Measuring, OutputComparison, Scoring
 from volpipe.evaluation.measurements import Measurement, plan_measurement
 from volpipe.evaluation.results import evaluation_parts, stored_sheets
 from volpipe.evaluation.subject import RESULTS
 from volpipe.recipes.toml import Section
-from volpipe.recipes.workflow import Comparison, FlowStage, Link, Measuring, OutputComparison, Tree
+from volpipe.recipes.workflow import FlowStage, Link, Tree
 from volpipe.reporting.page import Item, Page
 from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Taken, page_of
@@ -50,7 +51,7 @@ class ScoreStage(StagePlan):
 
     kind = "evaluate"
     about = "scores."
-    keys: ClassVar[type[Section]] = Comparison
+    keys: ClassVar[type[Section]] = Scoring
     has_recipe = False
     makes = "scores"
     shown = "evaluation"
@@ -68,8 +69,8 @@ class ScoreStage(StagePlan):
     @classmethod
     def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> Any:
         """Return the plan of `stage`, which reads the volume `made`."""
-        choice, feed, given = stage.choice, among.feed(stage), None
-        assert isinstance(choice, Comparison)
+        choice: Scoring = stage.choice
+        feed, given = among.feed(stage), None
         if choice.given is not None:
             given = open_volume(choice.given)
         elif feed is not None and evaluation_of(choice.kind).interpolates:
@@ -152,8 +153,7 @@ class CompareStage(ScoreStage):
 
     @classmethod
     def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> ComparisonPlan:
-        choice = stage.choice
-        assert isinstance(choice, OutputComparison)
+        choice: OutputComparison = stage.choice
         other, is_outside = among.volume(choice.other)
         comparison = plan_comparison(
             made, other, labels=choice.labels, roi=choice.roi, data_range=choice.data_range, any_input=True,
@@ -187,8 +187,7 @@ class MeasureStage(ScoreStage):
 
     @classmethod
     def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> Measurement:
-        choice = stage.choice
-        assert isinstance(choice, Measuring)
+        choice: Measuring = stage.choice
         other, is_outside = (None, False) if choice.other is None else among.volume(choice.other)
         return plan_measurement(made, other, choice, str(among.search_path.absolute()), is_outside=is_outside)
 
@@ -202,7 +201,7 @@ def _other_link(tree: Tree) -> Iterator[Link]:
         yield Link("other", str(tree["other"]))
 
 
-def _truth(stage: FlowStage, choice: Comparison, among: Planning) -> Truth:
+def _truth(stage: FlowStage, choice: Scoring, among: Planning) -> Truth:
     """Return what an evaluation compares with: a volume, or what a training learned from and held out."""
     if choice.reference is None:
         return Truth(None, choice.roi, choice.ignore)

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import NetError, PlanError, VolpipeError
+from volpipe.evaluation.keys import Measuring
 from volpipe.evaluation.label_scores import accumulated
 from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block
 from volpipe.geometry.grid import Box, triple
 from volpipe.inference.roi import find_roi
 from volpipe.nets.files import code_hash, short_hash
-from volpipe.recipes.workflow import Measuring
 from volpipe.resolve import describe_error, load_function
 from volpipe.units import shape
 from volpipe.volumes.places import Paired, check_same_place

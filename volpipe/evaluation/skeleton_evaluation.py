@@ -15,6 +15,7 @@ import numpy as np
 from volpipe.errors import PlanError
 from volpipe.evaluation import run_lengths
 from volpipe.evaluation.evaluation import OUTPUT, Evaluation
+from volpipe.evaluation.keys import OF_LABELS
 from volpipe.evaluation.run_lengths import Nodes
 from volpipe.evaluation.score import SKELETONS, Scores
 from volpipe.evaluation.scores import skeleton_scores
@@ -22,7 +23,6 @@ from volpipe.evaluation.skeletons import check_makeable, read_skeletons, skeleto
 from volpipe.evaluation.subject import BlockSums, Results, read_block
 from volpipe.geometry.grid import Box, triple
 from volpipe.geometry.labels import Ignore, ignored, in_64_bits
-from volpipe.recipes.workflow import OF_LABELS
 from volpipe.reporting.panels import Panel
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume

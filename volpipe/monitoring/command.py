@@ -33,7 +33,7 @@ INTERRUPTED_BY = "interrupted; run the same command again to continue"
 
 
 @dataclass
-class Watch:
+class CommandWatch:
     """Whoever watches the command of this process, from its options to its end.
 
     Attributes:
@@ -113,11 +113,11 @@ class Watch:
         try:
             with self._stack:
                 if self.witness is not None:
-                    self._tell(code, error)
+                    self._tell_ending(code, error)
         except Exception:
             log.warning("a watcher or a hook could not learn that the command ended", exc_info=True, extra=NOTICE)
 
-    def _tell(self, code: int, error: BaseException | None) -> None:
+    def _tell_ending(self, code: int, error: BaseException | None) -> None:
         ending = self._ending(code, error)
         seconds = round(time.time() - COMMAND.began, 3)
         extra = {"state": ending.state, "exit_code": code, "seconds": seconds}
@@ -167,19 +167,19 @@ class Watch:
         return as_line(text)
 
 
-_watch = Watch()
+_watch = CommandWatch()
 
 
-def current() -> Watch:
+def current() -> CommandWatch:
     """Return whoever watches the command of this process."""
     return _watch
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watched() -> Iterator[CommandWatch]:
     """Give a new watch over the command that is about to run, closed as it ends; by its fault, with a traceback."""
     global _watch
-    watch = _watch = Watch()
+    watch = _watch = CommandWatch()
     try:
         yield watch
     except SystemExit as end:

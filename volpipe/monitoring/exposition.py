@@ -48,14 +48,14 @@ class Port:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def __str__(self) -> str:
-        return _joined(self.host, self.number) if self.has_host else str(self.number)
+        return _host_and_port(self.host, self.number) if self.has_host else str(self.number)
 
     def at(self, number: int) -> str:
         """Return the address of the metrics, where the port turned out to be `number`."""
-        return f"http://{_joined(self.host, number)}/metrics"
+        return f"http://{_host_and_port(self.host, number)}/metrics"
 
 
-def _joined(host: str, number: int) -> str:
+def _host_and_port(host: str, number: int) -> str:
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
@@ -106,7 +106,7 @@ def monitored(target: str | int | Path | None, command: str, recipe: object = No
 
     registry, metrics = CollectorRegistry(), Metrics(command, _name_of(recipe))
     registry.register(metrics)
-    publisher = _served if isinstance(place, Port) else _written
+    publisher = _served if isinstance(place, Port) else _kept_in_file
     with publisher(place, registry) as address, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
         yield address
 
@@ -144,7 +144,7 @@ def _why(error: OSError, port: Port) -> str:
 
 
 @contextmanager
-def _written(path: Path, registry: CollectorRegistry) -> Iterator[str]:
+def _kept_in_file(path: Path, registry: CollectorRegistry) -> Iterator[str]:
     """Write the metrics to a file now and then, and at the end, however that comes."""
     file = ResultFile("--metrics", path, METRICS_FILE)
     file.check()

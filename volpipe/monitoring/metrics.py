@@ -262,9 +262,9 @@ class Metrics(Witness):
         for name, sums in self._sums().items():
             flow_stages[self.output, name] = sums
             stages.update({(self.output, name, stage): row for stage, row in sums.rows.items()})
-        yield from _filled(OF_WORK, works, ["output"])
-        yield from _filled(OF_STAGE, stages, ["output", "flow_stage", "stage"])
-        yield from _filled(OF_FLOW_STAGE, flow_stages, ["output", "flow_stage"])
+        yield from _metrics_of(OF_WORK, works, ["output"])
+        yield from _metrics_of(OF_STAGE, stages, ["output", "flow_stage", "stage"])
+        yield from _metrics_of(OF_FLOW_STAGE, flow_stages, ["output", "flow_stage"])
 
     def _sums(self) -> dict[str, _Account]:
         """Return the numbers of all works, ended or not, by stage of a flow."""
@@ -302,23 +302,25 @@ class Metrics(Witness):
 
     @property
     def datasets(self) -> Values:
-        return self._counts("datasets")
+        return self._parts_by_state("datasets")
 
     @property
     def trials(self) -> Values:
-        return self._counts("trials")
+        return self._parts_by_state("trials")
 
     @property
     def training_steps(self) -> Values:
-        return self._counts("training_steps")
+        return self._parts_by_state("training_steps")
 
-    def _counts(self, parts: str) -> Values:
+    def _parts_by_state(self, parts: str) -> Values:
         """Return how many `parts` of the work there are, by state; {} where it has none of them."""
         counts = None if self.work is None else self.work.counts
         return {} if counts is None else counts().get(parts, {})
 
 
-def _filled(table: Sequence[tuple[str, str, str, str]], sources: Sources, labels: Sequence[str]) -> Iterator[Metric]:
+def _metrics_of(
+    table: Sequence[tuple[str, str, str, str]], sources: Sources, labels: Sequence[str]
+) -> Iterator[Metric]:
     """Yield the metrics of a table with their values of all `sources`, which are given by their `labels`."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 

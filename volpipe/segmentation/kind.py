@@ -42,8 +42,8 @@ class LabelStage(StagePlan):
 
     @classmethod
     def planned(cls, stage: FlowStage, among: Planning) -> LabelStage:
-        recipe, feed = stage.choice, among.feed(stage)
-        assert isinstance(recipe, SegmentRecipe)
+        recipe: SegmentRecipe = stage.choice
+        feed = among.feed(stage)
         out, fresh = among.folder / f"{stage.name}{suffix_of(recipe.output.format)}", among.sizing.fresh
         if feed is None:
             plan = plan_segmentation(among.location, recipe, out, among.search_path, fresh=fresh)

@@ -96,11 +96,11 @@ def plan_batch(
             try:
                 plan = prepare(dataset)
                 check_out(paths.locate(plan.out))
-                rows.append(_row(dataset, plan, options))
+                rows.append(_dataset_row(dataset, plan, options))
                 kept.append((dataset, plan.identity))
                 places.add(dataset, plan)
             except (VolpipeError, OSError) as error:
-                wrong.append((_name(dataset), str(error)))
+                wrong.append((_dataset_name(dataset), str(error)))
             on_dataset(number)
     notes = list(_mapped_otherwise(rows))
     wrong += [*places.mistakes(), *(("all datasets", why) for why in _check_room(rows, at_once, notes))]
@@ -126,12 +126,12 @@ def _mapped_otherwise(rows: Sequence[DatasetRow]) -> Iterator[str]:
             )
 
 
-def _name(dataset: BatchDataset) -> str:
+def _dataset_name(dataset: BatchDataset) -> str:
     return f"{dataset.volume} ({dataset.line})" if dataset.line else dataset.volume
 
 
-def _row(dataset: BatchDataset, plan: WorkPlan, options: RunOptions) -> DatasetRow:
-    state, why = _state(plan, options)
+def _dataset_row(dataset: BatchDataset, plan: WorkPlan, options: RunOptions) -> DatasetRow:
+    state, why = _output_state(plan, options)
     is_done = state == "unchanged" and not options.fresh and not options.updates
     stages = plan.stages
     needs = [each for stage in stages if (each := stage.needs()) is not None]
@@ -150,7 +150,7 @@ def _row(dataset: BatchDataset, plan: WorkPlan, options: RunOptions) -> DatasetR
     return replace(row, **findings(stages)) if is_done else row
 
 
-def _state(plan: WorkPlan, options: RunOptions) -> tuple[State, str]:
+def _output_state(plan: WorkPlan, options: RunOptions) -> tuple[State, str]:
     """Return how the output of `plan` stands, and what differs; of one that is updated, its volume may have grown."""
     if not options.updates or not any(stage.work().grown() for stage in plan.stages):
         return plan.state(same_input=options.same_input)
@@ -168,7 +168,7 @@ class _Places:
 
     def add(self, dataset: BatchDataset, plan: WorkPlan) -> None:
         """Take note of what a dataset reads and writes."""
-        out, name = paths.locate(plan.out), _name(dataset)
+        out, name = paths.locate(plan.out), _dataset_name(dataset)
         self.outputs.setdefault(self._resolved(out), []).append(name)
         self.runs.setdefault(plan.folder.path, []).append(name)
         for volume, _ in (each for stage in plan.stages for each in stage.outside()):
@@ -364,20 +364,20 @@ class _Batch:
         """Return the work of the datasets that are not complete, side by side."""
         folder = self.plan.folder
         return HeldWork(
-            "batch", folder, claim=self._claim, held_steps=self._held_steps, page=partial(batch_page, folder),
-            counts=self._counts,
+            "batch", folder, claim=self._write_table, held_steps=self._datasets_steps, page=partial(batch_page, folder),
+            counts=self._count_datasets,
         )  # fmt: skip
 
-    def _claim(self) -> None:
+    def _write_table(self) -> None:
         """Write the table, as it is before anything runs."""
         rows = [_set_aside(row, self.options) for row in _with_times(self.plan)]
         self.table = Table(self.plan.folder.path, rows)
         self.table.store()
 
-    def _counts(self) -> Counts:
+    def _count_datasets(self) -> Counts:
         return {"datasets": Counter(row.ended for row in list(self.table.rows))}
 
-    def _held_steps(self, name: str, presence: Presence) -> Steps[BatchReport]:
+    def _datasets_steps(self, name: str, presence: Presence) -> Steps[BatchReport]:
         """Run the datasets that are left."""
         began, table = time.monotonic(), self.table
 
@@ -389,7 +389,7 @@ class _Batch:
             presence.tell({"datasets": table.note}, table.note.done / table.note.all)
 
         left = (
-            Work(row.volume, partial(self._steps, number), "dataset", number)
+            Work(row.volume, partial(self._dataset_steps, number), "dataset", number)
             for number, row in enumerate(table.rows)
             if row.ended == "waiting"
         )
@@ -407,7 +407,7 @@ class _Batch:
                 self.listener.on_end(number, table.rows[number])
         return BatchReport(table.rows, self.plan.folder.path, time.monotonic() - began, self.plan.notes)
 
-    def _steps(self, number: int) -> Steps[dict[str, Any]]:  # Any: values of a row
+    def _dataset_steps(self, number: int) -> Steps[dict[str, Any]]:  # Any: values of a row
         """Do what is left of a dataset, and return what its row says of that; its plan is made anew, and not kept."""
         row, asked = self.table.rows[number], self.options
         self.table.set(number, replace(row, ended="running"))

@@ -46,7 +46,7 @@ COMPARISONS_FILE = "comparisons.json"  # in the folder of many comparisons: what
 
 
 @dataclass(frozen=True)
-class Pair:
+class OutputPair:
     """Two outputs to compare, by the name of their dataset or stage."""
 
     name: str
@@ -64,7 +64,7 @@ class Pairs:
         incomplete: names of what both have, and why it cannot be compared.
     """
 
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[OutputPair] = field(default_factory=list)
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
     incomplete: list[tuple[str, str]] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Pairs:
                 verb = "is" if len(lacking) == 1 else "are"
                 self.incomplete.append((name, f"{' and '.join(lacking)} {verb} not complete"))
             else:
-                self.pairs.append(Pair(name, a.out, b.out))
+                self.pairs.append(OutputPair(name, a.out, b.out))
         return self
 
     def table(self, a: str, b: str, limits: tuple[Limit, ...]) -> ComparisonTable:
@@ -123,7 +123,7 @@ def find_pairs(a: str, b: str) -> Pairs | None:
 def _of_batches(rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]) -> Pairs:
     """Return the pairs of datasets with the same input, or else the same recipe or name of the output."""
     for i in range(3):
-        of_a, of_b = ({_names(row)[i]: row for row in rows} for rows in (rows_a, rows_b))
+        of_a, of_b = ({_names_of_dataset(row)[i]: row for row in rows} for rows in (rows_a, rows_b))
         if len(of_a) == len(rows_a) and len(of_b) == len(rows_b):
             break
     else:
@@ -143,11 +143,11 @@ def _of_batches(rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]) -> P
         elif entries[0] is not None and entries[1] is not None:
             pairs.add_stages(entries[0], entries[1], f"{name} ")
         else:
-            pairs.pairs.append(Pair(name, a.out, b.out))
+            pairs.pairs.append(OutputPair(name, a.out, b.out))
     return pairs
 
 
-def _names(row: DatasetRow) -> tuple[str, str, str]:
+def _names_of_dataset(row: DatasetRow) -> tuple[str, str, str]:
     volume = str(paths.locate(row.volume))
     return volume, f"{volume} ({row.recipe})", f"{volume} ({paths.locate(row.out).name})"
 
@@ -296,7 +296,7 @@ def pairs_work(
         table.rows.append(ComparisonRow(pair.name, pair.a, pair.b, result, reason))
         on_pair(len(table.rows) - len(pairs.incomplete), num)
 
-    def compared(number: int, pair: Pair) -> Steps[ComparisonResult]:
+    def compared(number: int, pair: OutputPair) -> Steps[ComparisonResult]:
         """Compare one pair, which is planned when its turn comes; limits that others have are left out."""
         comparison, own = plan(pair.a, pair.b), RunFolder(folder.path / f"{number + 1:05}.run")
         limits = [limit for limit in table.limits if comparison.has(limit)]

@@ -86,23 +86,23 @@ class _Looks(Generic[R]):
         self.latest, self.again, self.seconds, self.on_look = first, again, seconds, on_look
         self.stop = first.folder.path / STOP
         self.work = HeldWork[R](
-            "follow", first.folder, claim=first.claim, held_steps=self._steps, page=self._page, name=first.name
+            "follow", first.folder, claim=first.claim, held_steps=self._looks_steps, page=self._page, name=first.name
         )
         self._num_failed, self._num_alike, self._sentence = 0, 0, ""
 
     def _page(self, *, with_pictures: bool = True) -> Page:
         return self.latest.page(with_pictures=with_pictures)
 
-    def _steps(self, name: str, presence: Presence) -> Steps[R]:
+    def _looks_steps(self, name: str, presence: Presence) -> Steps[R]:
         """Do the work, and its updates, until somebody asks to stop; return how the last look ended.
 
         Raises:
             VolpipeError: the first look failed by it, or the last of too many, or another driver holds the folder.
         """
         is_last = self.stop.exists()  # before each look, which then sees all that was written until that moment
-        look: Look[R] = Look(0, (yield from self._done(self.latest, name, presence)))
+        look: Look[R] = Look(0, (yield from self._work_steps(self.latest, name, presence)))
         while True:
-            self._count(look)
+            self._count_failures(look)
             self.on_look(look)
             is_given_up = self._num_alike >= MOST_ALIKE or self._num_failed >= MOST_FAILED
             if look.report is not None and (is_last or is_given_up):
@@ -114,23 +114,23 @@ class _Looks(Generic[R]):
             yield from self._wait(presence)
             check_holder(self.work.folder.path, name)
             is_last = self.stop.exists()
-            look = yield from self._look(look.number + 1, name, presence)
+            look = yield from self._look_again(look.number + 1, name, presence)
 
-    def _done(self, work: HeldWork[R], name: str, presence: Presence) -> Steps[R]:
+    def _work_steps(self, work: HeldWork[R], name: str, presence: Presence) -> Steps[R]:
         """Do the work of a look, and write its report, which says that the volume is followed."""
         with work.reporting():
             report = yield from work.held_steps(name, presence)
             presence.wait(time.time() + self.seconds)
         return report
 
-    def _look(self, number: int, name: str, presence: Presence) -> Steps[Look[R]]:
+    def _look_again(self, number: int, name: str, presence: Presence) -> Steps[Look[R]]:
         """Look at the volume as it is now, and do what that asks for."""
         presence.tell({})
         try:
             work = self.again(self.latest)
             work.claim()
             self.latest = work
-            return Look(number, (yield from self._done(work, name, presence)))
+            return Look(number, (yield from self._work_steps(work, name, presence)))
         except VolpipeError as error:
             return Look(number, None, error)
         except OSError as error:
@@ -150,7 +150,7 @@ class _Looks(Generic[R]):
         yield Until(is_over, is_pause=True)
         self.work.waits = False
 
-    def _count(self, look: Look[R]) -> None:
+    def _count_failures(self, look: Look[R]) -> None:
         """Count looks that failed one after the other, and those that failed alike, and did nothing else."""
         if not look.reason or (look.report is not None and look.report.updates):
             self._num_failed, self._num_alike, self._sentence = 0, 0, ""

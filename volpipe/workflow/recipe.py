@@ -68,7 +68,7 @@ def find_flow(
     _set_each(trees, settings)
     heads = [_head(entry, f"{name}, stage {number}", settings) for number, entry in enumerate(trees, 1)]
     links = {head.name: tuple(KINDS[head.kind].links(entry)) for head, entry in zip(heads, trees, strict=True)}
-    reads = _order(heads, links, name)
+    reads = _inputs_in_order(heads, links, name)
     for head, entry in zip(heads, trees, strict=True):
         of_volume = for_volume if reads[head.name] == VOLUME and KINDS[head.kind].takes_part() else ()
         set_values(entry, (*for_runs, *of_volume) if KINDS[head.kind].runs_net else of_volume)
@@ -124,7 +124,7 @@ def _head(entry: Tree, source: str, settings: Sequence[str]) -> Head:
     return typed(Head, head, source, settings, str(entry.get("name", "")))
 
 
-def _order(heads: Sequence[Head], links: Mapping[str, Sequence[Link]], name: str) -> dict[str, str]:
+def _inputs_in_order(heads: Sequence[Head], links: Mapping[str, Sequence[Link]], name: str) -> dict[str, str]:
     """Return what each stage reads; all of them come before it."""
     counts = Counter(head.name for head in heads)
     twice = next((each for each, count in counts.items() if count > 1), None)

@@ -70,10 +70,10 @@ class Roster:
     def look(self, status: Status) -> list[Worker]:
         """Return the workers of the work that has this `status`, by host and process."""
         workers: dict[tuple[str, int], Worker] = {}
-        for name, part in _works(status):
+        for name, part in _works_with_workers(status):
             for worker in self._of_work(name, part):
                 other = workers.get(worker.place)
-                workers[worker.place] = worker if other is None else _joined(worker, other)
+                workers[worker.place] = worker if other is None else _with_tasks_of_both(worker, other)
         return [workers[place] for place in sorted(workers)]
 
     def _of_work(self, name: str, status: Status) -> Iterator[Worker]:
@@ -90,15 +90,15 @@ class Roster:
             yield Worker(note, tasks, age, is_alive, is_left, note.at - changed)
 
 
-def _works(status: Status) -> Iterator[tuple[str, Status]]:
+def _works_with_workers(status: Status) -> Iterator[tuple[str, Status]]:
     """Yield the works that have workers, each with its name among several."""
     if status.folder is not None:
         yield status.name, status
     for part in status.parts:
-        yield from _works(part)
+        yield from _works_with_workers(part)
     for number, part in status.at_work.items():
         volume = Path(status.datasets[number].volume).name
-        yield from ((f"{volume} {name}".rstrip(), work) for name, work in _works(part))
+        yield from ((f"{volume} {name}".rstrip(), work) for name, work in _works_with_workers(part))
 
 
 def _share(task: TaskNote, status: Status) -> float:
@@ -109,7 +109,7 @@ def _share(task: TaskNote, status: Status) -> float:
     return min(1.0, task.done / task.num_units)
 
 
-def _joined(one: Worker, other: Worker) -> Worker:
+def _with_tasks_of_both(one: Worker, other: Worker) -> Worker:
     """Return a worker that does tasks of two works, as its later note has it."""
     later = max(one, other, key=lambda worker: (worker.is_alive, worker.note.at))
     tasks = [task for worker in (other, one) if worker.is_alive for task in worker.tasks]

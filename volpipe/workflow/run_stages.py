@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,9 +34,9 @@ from volpipe.inference.output import suffix_of
 from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.files import FUNCTION
-from volpipe.recipes.inference import NetChoice, Normalise, Recipe
-from volpipe.recipes.toml import Section
-from volpipe.recipes.workflow import BlockFunction, Conversion, FlowStage, Link, Tree, named
+from volpipe.recipes.inference import NetChoice, Normalise, Output, Recipe
+from volpipe.recipes.toml import Section, Sizes
+from volpipe.recipes.workflow import FlowStage, Link, OverBlocks, Tree, UserFunction, named
 from volpipe.stages.kind import Planning, StageCost, StagePlan, fed, voxel_bytes
 from volpipe.stages.needs import ResourceNeeds
 from volpipe.volumes.placeholder import zeros_like
@@ -74,10 +74,10 @@ class RunStage(StagePlan):
             yield Link("net", net["stage"], "weights", is_stage=True)
 
     @classmethod
-    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+    def recipe(cls, choice: Any, read: Callable[[], Volume]) -> Recipe:  # Any: its keys
         """Return the recipe of the run that does what `choice` says to the volume that `read` returns."""
-        assert isinstance(choice, Recipe)
-        return choice
+        recipe: Recipe = choice
+        return recipe
 
     @classmethod
     def planned(cls, stage: FlowStage, among: Planning) -> RunStage:
@@ -209,6 +209,20 @@ class RunStage(StagePlan):
         return forecast(plan, self.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
 
 
+class Conversion(OverBlocks):
+    """What a stage of kind "convert" makes of its input: another level, box, channel, type or format, or larger voxels.
+
+    Its sections are those of a run. Integers stay what they are, labels of 64 bits too; floats become
+    float32.
+    """
+
+    bin: Sizes = (1, 1, 1)
+    """Voxels (z, y, x) of the input whose mean is one of the output, for grey levels. Where it does not divide an axis,
+    the last voxels are means over the mirrored end."""
+    output: Output = Output()
+    """Format, type and layout, as of a run. The type is that of the input; others are rounded and clipped."""
+
+
 class ConvertStage(RunStage):
     """A conversion: a run of a net that gives its input, or means of it."""
 
@@ -219,8 +233,7 @@ class ConvertStage(RunStage):
     runs_net = False
 
     @classmethod
-    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
-        assert isinstance(choice, Conversion)
+    def recipe(cls, choice: Conversion, read: Callable[[], Volume]) -> Recipe:
         volume, bin = read(), choice.bin
         are_labels = volume.dtype.kind in "iu" and volume.dtype.itemsize >= 4
         if are_labels and max(bin) > 1:
@@ -240,6 +253,18 @@ class ConvertStage(RunStage):
         )  # fmt: skip
 
 
+class BlockFunction(OverBlocks, UserFunction):
+    """What a stage of kind "function" does: a Python function over blocks of numpy with a halo.
+
+    It gets a block (z, y, x), or (c, z, y, x) of several channels, as it is stored, with the halo around it, and
+    returns as many voxels, of as many channels as it likes. The halo is cut off then. Beyond the faces of the volume a
+    block shows it mirrored.
+    """
+
+    output: Output = Output()
+    """Format, type and layout, as of a run. The type is that of the result; another one must hold all of its values."""
+
+
 class FunctionStage(RunStage):
     """A function of the user's over blocks with a halo: a run of it in the place of a net."""
 
@@ -250,8 +275,7 @@ class FunctionStage(RunStage):
     runs_net = False
 
     @classmethod
-    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
-        assert isinstance(choice, BlockFunction)
+    def recipe(cls, choice: BlockFunction, read: Callable[[], Volume]) -> Recipe:
         net = NetChoice(name=f"{FUNCTION}{choice.function}", halo=choice.halo, options=choice.options)
         return Recipe(
             input=choice.input,

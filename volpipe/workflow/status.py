@@ -40,17 +40,17 @@ def find_status(output: str, *, with_changes: bool = False) -> Status:
     Raises:
         RunError: nobody began anything there, what is stored is damaged, or it is no run whose input can be compared.
     """
-    status = Observer(output).look()
+    status = StatusReader(output).look()
     return _with_changes(status) if with_changes else status
 
 
 @dataclass
-class Observer:
+class StatusReader:
     """Looks at the work on `output` as often as it is asked; journals are read on from where they were read last."""
 
     output: str
     _held: dict[Path, tuple[object, Any]] = field(default_factory=dict)  # Any: what was read, and when of a file
-    _datasets: dict[str, Observer] = field(default_factory=dict)  # of a batch, under way, by output
+    _datasets: dict[str, StatusReader] = field(default_factory=dict)  # of a batch, under way, by output
     _sightings: Sightings = field(default_factory=Sightings)  # of drivers
     _seen: Status | None = None  # at the last look, of a single work
 
@@ -108,7 +108,7 @@ class Observer:
     def _at_work(self, rows: Sequence[DatasetRow]) -> dict[int, Status]:
         """Return the status of each dataset that is under way and has begun."""
         outputs = {number: row.out for number, row in enumerate(rows) if row.ended == "running"}
-        self._datasets = {out: self._datasets.get(out) or Observer(out) for out in outputs.values()}
+        self._datasets = {out: self._datasets.get(out) or StatusReader(out) for out in outputs.values()}
         at_work = {}
         for number, out in outputs.items():
             with suppress(RunError):  # its folder is not there yet, or not any more

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from volpipe.blockwise.journal import read_records
 from volpipe.blockwise.notes import StageNote
@@ -32,8 +33,8 @@ from volpipe.estimation.memory import NET_SAFETY
 from volpipe.inference.statistics import affine, in_numbers
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import Recipe
-from volpipe.recipes.training import LOSSES, WEIGHTS, Data, TrainRecipe
-from volpipe.recipes.workflow import VOLUME, FlowStage, Learning, Link, Tree
+from volpipe.recipes.training import LOSSES, VARIED, WEIGHTS, Data, TrainRecipe
+from volpipe.recipes.workflow import VOLUME, FlowStage, Link, Tree
 from volpipe.reporting.page import Draft, Page
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
@@ -129,6 +130,36 @@ class TrainPlan:
             check_net(recipe, describe(recipe.net, str(self.search_path)))
 
 
+class Learning(TrainRecipe):
+    """What a stage of kind "train" learns: a training's recipe, and perhaps what is varied in it."""
+
+    sweep: dict[str, Any] = Field(default_factory=dict)  # Any: TOML values
+    """Lists of values by key, as in a recipe of `volpipe sweep`: the training of the best held-out score goes on."""
+    tune: dict[str, Any] = Field(default_factory=dict)  # Any: TOML values
+    """Ranges by key, as in a recipe of `volpipe tune`: the best training goes on."""
+
+    @model_validator(mode="after")
+    def _varied_once(self) -> Learning:
+        if self.sweep and self.tune:
+            raise ValueError("sweep and tune exclude each other; leave one out")
+        if (self.sweep or self.tune) and self.train.continue_steps:
+            raise ValueError(
+                "over corrected labels another training of a search may be the best, so all are made anew; leave out "
+                "train.continue_steps, or give the best values in place of the search"
+            )
+        return self
+
+    @property
+    def training(self) -> TrainRecipe:
+        """The recipe, without what is varied."""
+        return TrainRecipe.model_validate(self.sections)
+
+    @property
+    def sections(self) -> Tree:
+        """The sections of a training's recipe, without what is varied."""
+        return self.model_dump(mode="json", exclude=set(VARIED))
+
+
 class TrainStage(StagePlan):
     """A training, or several of which the best goes on; it makes weights."""
 
@@ -151,8 +182,7 @@ class TrainStage(StagePlan):
 
     @classmethod
     def planned(cls, stage: FlowStage, among: Planning) -> TrainStage:
-        choice = stage.choice
-        assert isinstance(choice, Learning)
+        choice: Learning = stage.choice
         placed = [_Placed.of(data, among) for data in choice.data]
         tree = choice.sections | {"data": [each.data.model_dump(mode="json") for each in placed]}
         recipe, search = TrainRecipe.model_validate(tree), _search_of(choice, tree, stage.name)

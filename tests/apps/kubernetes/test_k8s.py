@@ -25,7 +25,7 @@ from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.workflow.roster import Roster
-from volpipe.workflow.status import Observer
+from volpipe.workflow.status import StatusReader
 
 AnyCluster = Cluster | RealCluster
 
@@ -127,7 +127,7 @@ def test_a_run_outlives_the_loss_of_one_pod_after_another(base: Path, cluster: A
     for harm in OFTEN:
         cluster.check(HARMS[harm].method)
     slow = SlowPods(base / "often", seconds=0.2, cluster=cluster)
-    log, observer, roster = slow.run / "volpipe.log", Observer(str(slow.out)), Roster()
+    log, observer, roster = slow.run / "volpipe.log", StatusReader(str(slow.out)), Roster()
     slow.begin()
     for harm in OFTEN:
         slow.wait_for_calls(len(slow.calls(1)) + 10)

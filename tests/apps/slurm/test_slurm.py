@@ -39,7 +39,7 @@ from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import read_records
 from volpipe.runs.worker import RESULTS
 from volpipe.workflow.roster import Roster, Worker
-from volpipe.workflow.status import Observer
+from volpipe.workflow.status import StatusReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 STAGES = {"calibrate", "factor", "infer", "reassemble", "discard windows", "discard sum"}  # of a run's tasks
@@ -356,7 +356,7 @@ def test_tasks_that_the_walltime_cut_off_are_done_by_the_next_job(place: Path, s
 def test_the_workers_of_jobs_are_seen_with_what_they_take(place: Path, slurm: Slurm) -> None:
     slow = on_slurm(place / "watched", slurm, 0.2)
     slow.begin()
-    observer, roster = Observer(str(slow.out)), Roster()
+    observer, roster = StatusReader(str(slow.out)), Roster()
 
     def workers() -> list[Worker]:
         status = observer.look() if (slow.run / "plan.json").is_file() else None
