@@ -26,7 +26,7 @@ from volpipe.errors import LockLost, PlanError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.options import RunOptions
-from volpipe.runs.work import Listener
+from volpipe.runs.stage_work import Listener
 from volpipe.volumes.storage.lock import LOCK_FILE
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import Report, RunWork, execute

@@ -23,7 +23,7 @@ from volpipe.monitoring.results import results_of
 from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener
+from volpipe.runs.stage_work import Listener
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.volumes.storage.result_file import ResultFile
 from volpipe.workflow.compare import (

@@ -106,7 +106,7 @@ def _of_stage(
     stage: StagePlan, headings: _Headings, listening: Callable[[str, Plan], Listener], show: Callable[..., Show]
 ) -> Listener:
     """Return the listener of a stage's own work, which prints below the heading of the stage."""
-    from volpipe.runs.work import Listener
+    from volpipe.runs.stage_work import Listener
     from volpipe.workflow.stages import RunStage
 
     if not isinstance(stage, RunStage):

@@ -37,14 +37,15 @@ from volpipe.evaluation.results import (
     table_item,
 )
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
-from volpipe.geometry.grid import Grid
-from volpipe.reporting.page import Draft, Item, Note
-from volpipe.runs.options import RunOptions
+from volpipe.reporting.page import Draft, Item, Note, Page
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.pages import Parts, Taken
+from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
 from volpipe.runs.standing import Act, Asked, Standing, WorkState
-from volpipe.runs.work import PLAIN, SILENT, JournalWork, Listener, StageWork, WorkSession, other_kind
+from volpipe.runs.unit_records import UnitRecords, WorkSession
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
@@ -55,11 +56,11 @@ R = TypeVar("R", bound=WorkReport)
 NODES = "nodes.npz"
 
 
-class BlockWork(JournalWork[R]):
+class BlockWork(StageWork[R]):
     """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on.
 
     Args:
-        name: as of `HeldWork`.
+        name: as of `StageWork`.
         sent: what travels to workers of the subject with each task: what they need.
         close: returns how it ended, from the facts of a `WorkReport`.
         parts_of: returns what its page says, from what its journal has, and whether it is complete.
@@ -79,10 +80,11 @@ class BlockWork(JournalWork[R]):
         slices: Callable[[], Iterable[Item]] | None = None,
         to: Location | None = None, table: Location | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(folder, options, listener)
-        self.subject, self.name, self.to, self.table = subject, name, to, table
-        self.sent, self.close, self.parts_of, self.check, self.slices = sent, close, parts_of, check, slices
-        self.prepare = prepare
+        super().__init__(folder, options, listener, name)
+        self.records = UnitRecords(folder, self.kinds, self.schedule)
+        self.subject, self.to, self.table, self.slices = subject, to, table, slices
+        self.sent, self.close, self.parts_of, self.prepare = sent, close, parts_of, prepare
+        self.check_volumes = check
 
     @property
     def needs_all(self) -> bool:
@@ -99,15 +101,17 @@ class BlockWork(JournalWork[R]):
     def is_complete(self) -> bool:
         """Whether the scores are there, and are those of this subject; without a file, whether every block is."""
         if self.to is None:
-            return self.is_begun and self.ledger().schedule.is_complete
+            return self.is_begun and self.records.ledger().schedule.is_complete
         scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
         is_same = scores is not None and {key: scores.get(key) for key in expected} == expected
         return is_same and (self.table is None or paths.size(self.table) == (scores or {}).get("bytes"))
 
-    def grids(self) -> dict[str, Grid]:
-        return {self.subject.stage: self.subject.blocks}
+    @property
+    def share_left(self) -> float:
+        return 0.0 if self.is_complete else self.records.share_left
 
     def schedule(self) -> Schedule:
+        """Return the stage whose units are the blocks."""
         subject = self.subject
         stage = Stage(subject.stage, len(subject.blocks), doing=subject.doing, box=subject.own_box)
         return Schedule(fed(stage, self.feed, subject.read_box))
@@ -130,7 +134,7 @@ class BlockWork(JournalWork[R]):
             standing = Standing(WorkState.CHANGED)
         if standing.act(self.asked) is Act.CLEAR:
             self.clear()
-            write_json(mark, _described(self.subject))
+            write_json(mark, _description(self.subject))
         store_identities(self.folder.inputs, states)
 
     @property
@@ -138,7 +142,7 @@ class BlockWork(JournalWork[R]):
         return Asked.FRESH if self.options.fresh else Asked.REMAKE
 
     def foreign(self) -> RunError | None:
-        return other_kind(self.folder, self.subject.mark)
+        return self.folder.other_work(self.subject.mark)
 
     def standing(self) -> Standing:
         if foreign := self.foreign():
@@ -146,7 +150,7 @@ class BlockWork(JournalWork[R]):
         described = read_json(self.folder.path / self.subject.mark)
         if described is None:
             return Standing(WorkState.FRESH)
-        return Standing(WorkState.BEGUN if described == _described(self.subject) else WorkState.OUTDATED)
+        return Standing(WorkState.BEGUN if described == _description(self.subject) else WorkState.OUTDATED)
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
         """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
@@ -165,9 +169,10 @@ class BlockWork(JournalWork[R]):
                 delete_file(file)
 
     def witnesses(self) -> Sequence[Path]:
-        return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
+        return [*self.records.witnesses, *([self.to] if isinstance(self.to, Path) else [])]
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return slices of both volumes; `schedule` has what is done and what is missing."""
         if self.slices is None:
             return []
         items: Iterable[Item] = [Note("Slices are compared once all blocks are scored.")]
@@ -175,21 +180,25 @@ class BlockWork(JournalWork[R]):
             items = self.slices()
         return [Draft("Comparison", lambda: list(items), "Comparison")]
 
-    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        return self.parts_of(taken, is_complete)
+    def page(self, *, with_pictures: bool = True) -> Page:
+        grids, pictures_of = {self.subject.stage: self.subject.blocks}, self.voxel_pictures if with_pictures else None
+        return self.records.page(grids, self.parts_of, pictures_of, is_settled=True)
 
-    def steps(self) -> Steps[R]:
-        """Look at what is left, at volumes that suit: a flow has all of them by now."""
-        if self.check is not None:
-            self.check()
-        return (yield from super().steps())
+    def check(self) -> None:
+        if self.check_volumes is not None:
+            self.check_volumes()
 
-    def session_steps(self, session: WorkSession) -> Steps[R]:
+    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
+        self.was_begun = self.is_begun
+        with self.records.session(name, presence, self.listener.on_progress, self.options.tolerated) as session:
+            return (yield from self._session_steps(session))
+
+    def _session_steps(self, session: WorkSession) -> Steps[R]:
         if self.is_complete:
             return self.close(was_complete=True)
         self.prepare()
         pool: WorkerPool = yield POOL
-        began, schedule = time.perf_counter(), self.resumed()
+        began, schedule = time.perf_counter(), self.records.resumed()
         self.listener.on_plan(self.subject, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
@@ -202,7 +211,7 @@ class BlockWork(JournalWork[R]):
         )  # fmt: skip
 
 
-def _described(subject: Subject) -> dict[str, object]:
+def _description(subject: Subject) -> dict[str, object]:
     """Return what a folder is known by, as it is read back from its file: without what changes by itself."""
     described: dict[str, object] = json.loads(json.dumps(subject.describe()))
     return {key: value for key, value in described.items() if key != FINGERPRINT}
@@ -230,7 +239,7 @@ def evaluation_work(
         tree = read_json(to) if to is not None else None
         if tree is None and is_complete:
             tree = evaluation.describe_scores(evaluation.scores(results))
-        return evaluation_parts(_described(evaluation), tree)
+        return evaluation_parts(_description(evaluation), tree)
 
     return BlockWork(
         evaluation, folder, options, listener, name=str(to or evaluation.output), to=to,
@@ -259,7 +268,7 @@ def comparison_work(
         return result
 
     def parts_of(taken: Taken, is_complete: bool) -> Parts:
-        facts = {key: str(value) for key, value in _described(comparison).items() if value is not None}
+        facts = {key: str(value) for key, value in _description(comparison).items() if value is not None}
         items = [Note(line) for line in summary(comparison, comparison.differences(results), len(taken.missing))]
         return Parts(f"Comparison of {name}", "The comparison of two outputs.", facts, items)
 
@@ -306,7 +315,7 @@ def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lam
     result = work.run(start)
     on_end(result)
     if result.is_complete:
-        work.folder.remove(work.subject.mark, _described(work.subject))
+        work.folder.remove(work.subject.mark, _description(work.subject))
     return result
 
 

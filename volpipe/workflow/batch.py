@@ -23,11 +23,12 @@ from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.inference.plan import Plan
 from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import Dataset, Mistake
+from volpipe.runs.held_work import Counts, HeldWork
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.stage_work import Listener
 from volpipe.runs.standing import Act, Asked, act_on
-from volpipe.runs.work import Counts, HeldWork, Listener
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.units import listed, sizes
 from volpipe.volumes.storage import paths

@@ -82,10 +82,9 @@ def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:
         RunError: what is stored there is damaged.
     """
     plan, labels = folder.load(Plan), folder.load(SegmentPlan)
-    work = SegmentWork(labels) if labels is not None else RunWork(plan) if plan is not None else None
-    if work is not None:
-        work.folder = folder  # both may have been moved
-    return work
+    if labels is not None:  # both may have been moved
+        return SegmentWork(labels, folder=folder)
+    return RunWork(plan, folder=folder) if plan is not None else None
 
 
 def place_of(value: object, called: str) -> str | Path | Volume:

@@ -117,7 +117,7 @@ def _state_of_work(work: OutputWork[Any, Any]) -> tuple[State, str]:
 
 
 def _left(work: OutputWork[Any, Any]) -> str:
-    ledger = work.ledger()
+    ledger = work.records.ledger()
     left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in ledger.schedule.shown)
     return left + (f"; {count(len(ledger.missing), 'part')} failed" if ledger.missing else "")
 

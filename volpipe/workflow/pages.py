@@ -107,7 +107,7 @@ def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
                 own.read(journal)
                 tally.read(journal, prefix)
             return _StagePart(entry, None, own, STAGES[entry.kind].is_done(entry), None)
-        taken = work.taken(tally, prefix)
+        taken = work.records.taken(tally, prefix)
         own.read(entry.run.journal)
         return _StagePart(
             entry,
@@ -283,7 +283,7 @@ def stage_pictures(entries: Sequence[Entry]) -> list[Draft]:
 
 def _stage_picture(entry: Entry) -> list[Item]:
     work = find_work(entry.run)
-    picture = None if work is None else work.main_picture(entry.name)
+    picture = None if work is None else work.pictures.main(entry.name)
     return [] if picture is None else [picture]
 
 
@@ -305,6 +305,6 @@ def _thumbnail(row: DatasetRow) -> tuple[bytes, str] | None:
     try:
         makers = (entry for entry in entries_of(row.out) if STAGES[entry.kind].makes_volume)
         works = [work for entry in makers if (work := find_work(entry.run)) is not None]
-        return works[-1].thumbnail(THUMBNAIL) if works else None
+        return works[-1].pictures.thumbnail(THUMBNAIL) if works else None
     except (VolpipeError, OSError, ValueError):  # its own report says so
         return None

@@ -63,10 +63,10 @@ from volpipe.recipes.workflow import (
     named,
 )
 from volpipe.reporting.page import Item
-from volpipe.runs.options import RunOptions
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, Listener, StageWork
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
 from volpipe.segmentation.driver import SegmentWork, check_memory, plan_segmentation
 from volpipe.segmentation.estimate import SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit

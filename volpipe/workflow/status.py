@@ -25,8 +25,8 @@ from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, Sightings, find_driver
 from volpipe.runs.provenance import is_sealed
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.unit_records import file_mark
 from volpipe.runs.verify import check_present
-from volpipe.runs.work import file_mark
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
@@ -396,7 +396,7 @@ def _changes_of(work: OutputWork[Any, Any]) -> Changes:
 
 
 def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
-    ledger, out, is_complete = work.ledger(), work.plan.out, work.is_complete
+    ledger, out, is_complete = work.records.ledger(), work.plan.out, work.is_complete
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in ledger.schedule.shown}
     stages = _with_flights(notes, driver)
     remark = work.remark if is_complete else UNCOMPARED if work.is_uncompared else ""
