@@ -31,7 +31,7 @@ class App:
 
 APPS = {
     # a run: from a volume to windows, through the net, to the output and its coarser levels
-    "rehearse": App("volpipe.estimation.calibrate:try_blocks", "gpu", 9),
+    "calibrate": App("volpipe.estimation.calibrate:try_blocks", "gpu", 9),
     "scan": App("volpipe.runs.worker:scan", "cpu", 9),
     "measure": App("volpipe.runs.worker:measure", "cpu", 9),
     "histogram": App("volpipe.runs.worker:measure", "cpu", 9),

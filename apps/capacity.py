@@ -44,7 +44,7 @@ def capacity_at(name: str, folder: Path) -> Capacity:
 
 
 def capacity_of(executors: Sequence[ParslExecutor]) -> Capacity:
-    """Return what `executors` give workers: of this machine's memory a share, of a cluster's what is asked for."""
+    """Return the capacity of `executors`: a share of this machine's memory, or what a cluster is asked for."""
     for_nets = executors_for_nets(executors)
     here = sum(map(count_workers, filter(is_local, executors)))
 

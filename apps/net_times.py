@@ -68,7 +68,10 @@ def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: fl
         config = try_site(site, place)
         chosen = executors_for_nets(config.executors)
         if _are_cores_here(chosen):
-            return _time_here(recipe, facts, search_path), f"one core of {processor()}"
+            speeds = thorough_speeds(recipe.net, facts, search_path)
+            if not keep_speeds(recipe.net, facts, search_path, speeds):
+                raise SiteError(UNKEPT)
+            return speeds, f"one core of {processor()}"
         executor, asked = _executor_with_gpus(site, chosen)
         limit(executor)
         # The strategy starts the one block, and no other whatever becomes of it.
@@ -89,13 +92,6 @@ def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: fl
 def _are_cores_here(executors: Sequence[ParslExecutor]) -> bool:
     """Return whether nets of `executors` are computed on cores of this machine."""
     return all(is_local(executor) and not has_gpu(executor) for executor in executors)
-
-
-def _time_here(recipe: Recipe, facts: NetFacts, search_path: str) -> NetSpeeds:
-    speeds = thorough_speeds(recipe.net, facts, search_path)
-    if not keep_speeds(recipe.net, facts, search_path, speeds):
-        raise SiteError(UNKEPT)
-    return speeds
 
 
 def _executor_with_gpus(site: str, chosen: Sequence[ParslExecutor]) -> tuple[ParslExecutor, str]:

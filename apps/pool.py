@@ -42,7 +42,7 @@ from volpipe.apps.capacity import (
     threads_of_worker,
 )
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
-from volpipe.apps.htex.watch import Watch, cancel_blocks
+from volpipe.apps.htex.watch import ExecutorWatch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Capacity, Site, Start, WorkerPool, followed
@@ -68,7 +68,7 @@ class ParslPool:
         watch: over the executors; what it notices ends a run that nothing can come back to.
     """
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ExecutorWatch) -> None:
         executors = watch.executors
         self.watch, self.labels = watch, {kind: labels_for(executors, kind) for kind in LABELS}
         self.shared = self.labels["cpu"] == self.labels["gpu"]
@@ -188,7 +188,7 @@ def _remove_unused(folder: Path) -> None:
 @contextmanager
 def start_pool(config: Config) -> Iterator[ParslPool]:
     """Start the executors of `config`, watched; on every way out stop them and cancel what they started."""
-    watch = Watch(config.executors)
+    watch = ExecutorWatch(config.executors)
     for executor in config.executors:
         if isinstance(executor, ResilientExecutor):
             executor.siblings = [other for other in config.executors if other is not executor]

@@ -1,4 +1,4 @@
-"""What a site is told: a frozen dataclass of the site's own, filled from a small TOML file and the environment.
+"""The settings of a site: a frozen dataclass of the site's own, filled from a small TOML file and the environment.
 
 Not here: what a site does with it (configs). Of the same setting, the environment has the last word.
 """
@@ -36,20 +36,22 @@ def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
 
     Args:
         kind: its fields are str, int, float, bool, list[str] or dict[str, str], each or None.
-        site: the site's file, `__file__`; ``slurm_htex.py`` is told by ``~/.config/volpipe/slurm_htex.toml``.
+        site: the site's file, `__file__`; ``~/.config/volpipe/slurm_htex.toml`` has those of ``slurm_htex.py``.
         prefix: of the environment's names, such as VOLPIPE_SLURM.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type or too small; the message says where to mend it.
         SiteError: a setting is missing.
     """
-    values, missing = _read(kind, site, prefix)
+    values, missing = _read_values(kind, site, prefix)
     if missing:
         raise SiteError(missing)
     return kind(**values)
 
 
-def _read(kind: type[Chosen], site: str, prefix: str) -> tuple[dict[str, Any], str]:  # Any: values of the hints' types
+def _read_values(
+    kind: type[Chosen], site: str, prefix: str
+) -> tuple[dict[str, Any], str]:  # Any: values of the hints' types
     """Return the settings as `read_settings` has them, and a sentence on the first one that is missing, "" for none."""
     file = settings_file(Path(site).stem)
     hints = get_type_hints(kind)
@@ -68,7 +70,7 @@ def _read(kind: type[Chosen], site: str, prefix: str) -> tuple[dict[str, Any], s
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and field.name not in values:
             missing = (
-                f"{field.name} is not set; write {field.name} = {_kind(hints[field.name]).example} in {file}, "
+                f"{field.name} is not set; write {field.name} = {_setting_type(hints[field.name]).example} in {file}, "
                 f"or set {prefix}_{field.name.upper()}"
             )
             return values, missing
@@ -105,15 +107,15 @@ def settings_file(site: str) -> Path:
 
 
 def _from_file(file: Path, hints: dict[str, Any]) -> dict[str, Any]:  # Any: types, and values of those types
-    values = _tree(file)
+    values = _read_toml(file)
     for name, value in values.items():
-        if not _fits(value, hints[name]):
-            kind = _kind(hints[name])
+        if not _is_of_type(value, hints[name]):
+            kind = _setting_type(hints[name])
             raise SettingsError(f"{file}: {name} = {value!r} is no {kind.name}; write {kind.example}")
     return values
 
 
-def _tree(file: Path) -> dict[str, Any]:  # Any: TOML values
+def _read_toml(file: Path) -> dict[str, Any]:  # Any: TOML values
     if not file.is_file():
         if FILE_VARIABLE in os.environ:
             raise SettingsError(f"{FILE_VARIABLE} names {file}, which is no file; write it, or unset {FILE_VARIABLE}")
@@ -131,9 +133,11 @@ def _from_environment(prefix: str, hints: dict[str, Any]) -> dict[str, Any]:  # 
         if text == "":
             continue  # as a shell unsets what it only emptied
         try:
-            values[name] = _kind(hints[name]).read(text)
+            values[name] = _setting_type(hints[name]).read(text)
         except (ValueError, KeyError):
-            raise SettingsError(f"the environment's {variable}={text!r} is no {_kind(hints[name]).name}") from None
+            raise SettingsError(
+                f"the environment's {variable}={text!r} is no {_setting_type(hints[name]).name}"
+            ) from None
     return values
 
 
@@ -145,7 +149,7 @@ def _variables(prefix: str) -> dict[str, str]:
 
 def _check_names(file: Path, prefix: str, hints: dict[str, Any]) -> None:  # Any: types
     """Refuse settings that the site does not have, all at once."""
-    places = [(str(file), name) for name in _tree(file)]
+    places = [(str(file), name) for name in _read_toml(file)]
     places += [(f"the environment's {variable}", name) for variable, name in _variables(prefix).items()]
     unknown = [f"{place}: no setting {name!r}{nearest(name, hints)}" for place, name in places if name not in hints]
     if unknown:
@@ -156,7 +160,7 @@ def as_text(value: object) -> str:
     """Return a setting as the environment has it; a list or a table as JSON where its texts have commas."""
     if not isinstance(value, list | dict):
         return str(value).lower() if isinstance(value, bool) else str(value)
-    kind = KINDS[list[str] if isinstance(value, list) else dict[str, str]]
+    kind = SETTING_TYPES[list[str] if isinstance(value, list) else dict[str, str]]
     text = ",".join(value if isinstance(value, list) else (f"{key}={each}" for key, each in value.items()))
     try:
         is_read_alike = kind.read(text) == value
@@ -181,7 +185,7 @@ def _read_table(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SettingType:
     """A type of settings: its name, what one looks like in TOML, and how a text of the environment is read."""
 
     name: str
@@ -189,24 +193,24 @@ class Kind:
     read: Callable[[str], object]
 
 
-KINDS: dict[Any, Kind] = {  # Any: types as they are annotated
-    str: Kind("text", '"..."', str),
-    int: Kind("whole number", "4", int),
-    float: Kind("number", "1.5", float),
-    bool: Kind("true or false", "true", lambda text: SWITCHES[text.lower()]),
-    list[str]: Kind("list of texts", '["...", "..."]', _read_list),
-    dict[str, str]: Kind("table of texts", '{ key = "..." }', _read_table),
+SETTING_TYPES: dict[Any, SettingType] = {  # Any: types as they are annotated
+    str: SettingType("text", '"..."', str),
+    int: SettingType("whole number", "4", int),
+    float: SettingType("number", "1.5", float),
+    bool: SettingType("true or false", "true", lambda text: SWITCHES[text.lower()]),
+    list[str]: SettingType("list of texts", '["...", "..."]', _read_list),
+    dict[str, str]: SettingType("table of texts", '{ key = "..." }', _read_table),
 }
 
 
-def _kind(hint: Any) -> Kind:  # Any: a type as it was annotated
+def _setting_type(hint: Any) -> SettingType:  # Any: a type as it was annotated
     """Return the kind of an annotated type, without its "or None"."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(item for item in get_args(hint) if item is not type(None))
-    return KINDS[hint]
+    return SETTING_TYPES[hint]
 
 
-def _fits(value: object, hint: Any) -> bool:  # Any: a type as it was annotated
+def _is_of_type(value: object, hint: Any) -> bool:  # Any: a type as it was annotated
     try:
         TypeAdapter(hint).validate_python(value, strict=True)
     except ValidationError:
@@ -223,7 +227,7 @@ def read_slurm_settings(kind: type[Chosen], site: str) -> Chosen:
         SettingsError: a setting is unknown, of the wrong type or too small.
         SiteError: there is no Slurm here, or a setting is missing.
     """
-    values, missing = _read(kind, site, SLURM_PREFIX)
+    values, missing = _read_values(kind, site, SLURM_PREFIX)
     settings = None if missing else kind(**values)
     if shutil.which("sbatch") is None:
         raise SiteError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
@@ -236,5 +240,7 @@ def slurm_settings(site: str) -> dict[str, Any]:  # Any: TOML values
     Raises:
         SettingsError: the settings are no TOML.
     """
-    told = {name: os.environ[variable] for variable, name in _variables(SLURM_PREFIX).items() if os.environ[variable]}
-    return _tree(settings_file(Path(site).stem)) | told
+    written = {
+        name: os.environ[variable] for variable, name in _variables(SLURM_PREFIX).items() if os.environ[variable]
+    }
+    return _read_toml(settings_file(Path(site).stem)) | written

@@ -29,7 +29,7 @@ from volpipe.resolve import describe_error, homes_known
 from volpipe.sites import node_facts
 from volpipe.sites.find import find_site
 from volpipe.sites.findings import PACKAGES, Answer, Checked, Gpus
-from volpipe.sites.node_facts import Facts, Part, Question
+from volpipe.sites.node_facts import NodeFacts, Question, VolumeBox
 from volpipe.volumes.volume import Volume, open_volume
 
 # Evaluated where the worker is. Python alone is needed for that: the volpipe there may be another one, or none.
@@ -41,7 +41,7 @@ DELETE_SECONDS = 5.0
 LONGEST_EDGE = 128  # voxels; what some formats call a chunk is the whole volume
 
 OnAnswer = Callable[[Answer], None]
-Asked = tuple[ParslExecutor, Future[Facts]]  # and the future answer of its worker
+Asked = tuple[ParslExecutor, Future[NodeFacts]]  # and the future answer of its worker
 
 
 @homes_known
@@ -78,7 +78,13 @@ def check_site(
     chosen = open_volume(volume) if volume is not None else None
     with place_in(folder) as place:
         config = configure(place)
-        question = _question(chosen, place / MARK)
+        question: Question = {
+            "packages": list(PACKAGES),
+            "version": volpipe.__version__,
+            "mark": str(place / MARK),
+            "part": None if chosen is None else _middle(chosen),
+            "try_gpus": True,
+        }
         here = node_facts.examine({**question, "try_gpus": False})
         checked = Checked(str(folder), str(chosen or ""), here)
         if here["folder_error"]:  # which Parsl needs as well
@@ -100,15 +106,15 @@ def ask_each(config: Config, question: Question, wait_seconds: float, on_answer:
     config.strategy_period = POLL_SECONDS  # within which Parsl's own thread starts them; two at it would start two
     began = time.monotonic()
     with load_parsl(config):
-        asked = [(executor, _ask(executor, question)) for executor in config.executors]
+        asked = [(executor, _ask_worker(executor, question)) for executor in config.executors]
         answers = {answer.label: answer for answer in _answers(asked, began, wait_seconds, on_answer)}
     return [answers[executor.label] for executor in config.executors]
 
 
-def _ask(executor: ParslExecutor, question: Question) -> Future[Facts]:
+def _ask_worker(executor: ParslExecutor, question: Question) -> Future[NodeFacts]:
     source = Path(node_facts.__file__).read_text(encoding="utf-8")
     app = python_app(eval, executors=[executor.label])
-    future: Future[Facts] = app(ASK, {"source": source, "names": {"__name__": "checkup"}, "question": question})
+    future: Future[NodeFacts] = app(ASK, {"source": source, "names": {"__name__": "checkup"}, "question": question})
     return future
 
 
@@ -120,7 +126,7 @@ def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answe
         is_late = time.monotonic() > began + wait_seconds
         for executor, future in list(left):
             label, gpus = executor.label, gpus_of(executor)
-            answer = _answer(executor, future, began) if future.done() else None
+            answer = _received_answer(executor, future, began) if future.done() else None
             if answer is None and is_late:
                 answer = Answer(label, gpus, trouble=why_late(executor, wait_seconds))
             elif answer is None and (trouble := trouble_of(executor)):
@@ -133,7 +139,7 @@ def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answe
                 yield answer
 
 
-def _answer(executor: ParslExecutor, future: Future[Facts], began: float) -> Answer:
+def _received_answer(executor: ParslExecutor, future: Future[NodeFacts], began: float) -> Answer:
     """Return the answer that has come."""
     label, gpus, error = executor.label, gpus_of(executor), future.exception()
     if error is not None:
@@ -215,17 +221,7 @@ def limit(executor: ParslExecutor) -> None:
         executor.is_patient = False
 
 
-def _question(volume: Volume | None, mark: Path) -> Question:
-    return {
-        "packages": list(PACKAGES),
-        "version": volpipe.__version__,
-        "mark": str(mark),
-        "part": None if volume is None else _middle(volume),
-        "try_gpus": True,
-    }
-
-
-def _middle(volume: Volume) -> Part:
+def _middle(volume: Volume) -> VolumeBox:
     """Return the chunk in the middle of a volume, or a part of it where it is large."""
     edges = [min(edge, LONGEST_EDGE) for edge in volume.spatial_chunks]
     start = [n // 2 // edge * edge for n, edge in zip(volume.spatial_shape, edges, strict=True)]
@@ -254,10 +250,10 @@ def place_in(folder: Path, instead: str = "choose another --out") -> Iterator[Pa
         (place / MARK).touch()
         yield place
     finally:
-        _delete(place)
+        _delete_place(place)
 
 
-def _delete(place: Path) -> None:
+def _delete_place(place: Path) -> None:
     """Delete a folder to which a block that ends may still write."""
     until = time.monotonic() + DELETE_SECONDS
     while place.exists():

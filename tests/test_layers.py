@@ -44,6 +44,7 @@ PACKAGES = (
     "training.search",
     "synthetic",
     "estimation",
+    "stages",
     "segmentation",
     "evaluation",
     "sites",

@@ -147,7 +147,7 @@ def test_what_a_program_has_in_its_environment_is_as_before_when_processes_have_
 
 def test_descriptors_that_are_closed_go_nowhere(tmp_path: Path) -> None:
     code = (
-        "import os, sys; sys.path[:0] = [sys.argv[1]]; from volpipe.process import settle; settle(); "
+        "import os, sys; sys.path[:0] = [sys.argv[1]]; from volpipe.process import prepare_process; prepare_process(); "
         "file = open('file', 'w'); "
         "assert file.fileno() > 2; "
         "assert all(os.get_inheritable(number) for number in (0, 1, 2)); "

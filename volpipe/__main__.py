@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from volpipe.process import settle
+from volpipe.process import prepare_process
 
 BEGAN = time.time()  # before the imports, which are a part of what a command takes
 gc.set_threshold(
@@ -16,7 +16,7 @@ gc.set_threshold(
 
 def main() -> None:
     """Run the command line; who asked to stop does not wait for threads that compute."""
-    settle()  # before any file is opened
+    prepare_process()  # before any file is opened
     from volpipe.blockwise.interrupts import INTERRUPTED
     from volpipe.cli import app
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 SAFE_PATH = "PYTHONSAFEPATH"  # a variable that Python reads as it starts
 
 
-def settle() -> None:
+def prepare_process() -> None:
     """Make this process, and those that it starts, work whatever it was started with.
 
     No module is looked for in the current folder, which may have a script `random.py`. A warning of some library is no

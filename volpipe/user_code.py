@@ -70,18 +70,17 @@ class Opened:
         for file in sorted(files - set(map(_absolute, source))):
             with contextlib.suppress(OSError):  # which is gone, or was not there
                 if Path(file).is_file():
-                    found.setdefault(self._name(file), []).append(_digest(file))
-        return {name: each[0] if len(each) == 1 else _joined(each) for name, each in sorted(found.items())}
+                    found.setdefault(self._name_of_file(file), []).append(_digest(file))
+        return {
+            name: each[0] if len(each) == 1 else hashlib.sha256(" ".join(sorted(each)).encode()).hexdigest()
+            for name, each in sorted(found.items())
+        }
 
-    def _name(self, file: str) -> str:
+    def _name_of_file(self, file: str) -> str:
         for folder in (*self.folders, *foreign_paths()):
             if _is_in(file, folder):
                 return os.path.relpath(file, folder)
         return Path(file).name
-
-
-def _joined(digests: Sequence[str]) -> str:
-    return hashlib.sha256(" ".join(sorted(digests)).encode()).hexdigest()
 
 
 def _digest(file: str) -> str:
@@ -130,7 +129,7 @@ def foreign_paths() -> list[str]:
     return [folder for folder in dict.fromkeys(folders) if Path(folder).is_dir() and is_foreign(f"{folder}/x")]
 
 
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:  # Any: of whatever event
+def _note_opened_file(event: str, arguments: tuple[Any, ...]) -> None:  # Any: of whatever event
     """Note a file that is opened, while that is asked for; Python calls this for every event of any kind."""
     if event != "open" or (record := _record.get()) is None or not isinstance(arguments[0], str):
         return
@@ -140,12 +139,12 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:  # Any: of whatever e
 
 
 @cache
-def _listen() -> None:
+def _hook_opening() -> None:
     """Have Python tell which files are opened; that cannot be taken back."""
-    sys.addaudithook(_hear)
+    sys.addaudithook(_note_opened_file)
 
 
-class _Beside(MetaPathFinder):
+class _UserModuleFinder(MetaPathFinder):
     """Finds modules in the folders of the user's code that runs, or ran last.
 
     Args:
@@ -272,8 +271,8 @@ def _hash_of(module: ModuleType) -> str:
 def _enter(folders: tuple[str, ...]) -> None:
     """Have modules of `folders` in place of those of the code that ran before."""
     global _world
-    if not any(isinstance(finder, _Beside) for finder in sys.meta_path):
-        sys.meta_path[:] = [_Beside(is_first=True), *sys.meta_path, _Beside(is_first=False)]
+    if not any(isinstance(finder, _UserModuleFinder) for finder in sys.meta_path):
+        sys.meta_path[:] = [_UserModuleFinder(is_first=True), *sys.meta_path, _UserModuleFinder(is_first=False)]
     if folders != _world.folders or not _world.is_as_it_was:
         _world.hide()
         _world = _worlds.setdefault(folders, _World(folders))
@@ -296,7 +295,7 @@ def running(reference: str, search_path: str) -> Iterator[Opened]:
         if outer is not None and outer.folders == folders:
             yield outer
             return
-        _listen()
+        _hook_opening()
         _enter(folders)
         world, argv = _world, sys.argv
         if not is_file and place.partition(".")[0] not in sys.stdlib_module_names:

@@ -102,7 +102,7 @@ exit $code
 
 
 def grouped(command: str, node_directory: str | None = None) -> str:
-    """Return what starts a pool by `command` in a group that ends with it or with its driver.
+    """Return the shell script that starts a pool by `command` in a group that ends with it or with its driver.
 
     Args:
         command: as Parsl formats it.
@@ -132,5 +132,5 @@ def blocks_folder(folder: Path) -> str:
 
 
 def _twice_formatted(text: str) -> str:
-    """Return what becomes `text` when Parsl formats it twice."""
+    """Return the text that Parsl, which formats it twice, turns into `text`."""
     return text.replace("{", "{{{{").replace("}", "}}}}")

@@ -23,7 +23,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from volpipe.process import settle
+from volpipe.process import prepare_process
 
 INTERCHANGE, WORKERS = "volpipe-interchange", "volpipe-workers"  # in pyproject.toml
 WITH_NETS = "--with-nets"  # first argument of WORKERS that will run nets
@@ -102,7 +102,7 @@ def are_installed() -> bool:
 
 def interchange() -> None:
     """Be the interchange of an executor."""
-    settle()
+    prepare_process()
     gc.set_threshold(LESS_OFTEN)
     import_without(PACKAGES, "parsl")
     runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True)
@@ -114,7 +114,7 @@ def workers() -> None:
     Sixty-four workers of a node that each import torch take a minute and a half of its processors, and read the same
     thousands of files of a shared file system; here one process does it for all of them, while this one connects.
     """
-    settle()
+    prepare_process()
     gc.set_threshold(LESS_OFTEN)
     has_nets = sys.argv[1:2] == [WITH_NETS]
     if has_nets:

@@ -26,7 +26,7 @@ STILLBORN_TO_STOP = 3
 
 
 @dataclass
-class Watch:
+class ExecutorWatch:
     """Looks after `executors` in a thread of its own, from `start` to `stop`.
 
     Attributes:
@@ -57,19 +57,19 @@ class Watch:
             SiteError: an executor cannot start any worker.
         """
         if self.trouble is None and any(getattr(executor, "bad_state_is_set", False) for executor in self.executors):
-            self._look()
+            self._find_trouble()
         if self.trouble is not None:
             raise self.trouble
 
     def _look_again(self) -> None:
         while self.trouble is None and not self._stopped.wait(LOOK_SECONDS):
-            self._look()
+            self._find_trouble()
         if self.trouble is not None:
             log.error("%s", self.trouble)
             for executor in self.executors:
                 fail(executor, self.trouble)
 
-    def _look(self) -> None:
+    def _find_trouble(self) -> None:
         self.trouble = next(filter(None, map(self._trouble_of, self.executors)), None)
 
     def _trouble_of(self, executor: ParslExecutor) -> VolpipeError | None:

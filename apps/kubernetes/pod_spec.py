@@ -141,13 +141,19 @@ def worker_pod(
     owner = shape.owner and client.V1OwnerReference(
         api_version="v1", kind="Pod", name=shape.owner.name, uid=shape.owner.uid
     )
+    # What the pod bears of its node: no lost one for long, unless the user says otherwise.
+    own = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
+        for key in LOST_NODE
+        if all(entry.get("key") != key for entry in shape.tolerations)
+    ]
     spec = spec_of(
         container, shape,
         hostname=host_name(name), subdomain=SERVICE, service_account_name=account,
         node_selector=dict(shape.node_selector) or None,
         affinity=dict(shape.affinity) if shape.affinity else None,
         priority_class_name=shape.priority_class,
-        tolerations=_tolerations(shape),
+        tolerations=[*shape.tolerations, *own],
         active_deadline_seconds=shape.deadline,
         termination_grace_period_seconds=shape.grace,
         automount_service_account_token=False,  # workers have no business with the cluster
@@ -217,16 +223,6 @@ def container_of(
 def host_name(pod: str) -> str:
     """Return the name of a pod as one label of the DNS; of a long name its end, which tells pods apart."""
     return pod.replace(".", "-")[-LONGEST_LABEL:].strip("-")
-
-
-def _tolerations(shape: Shape) -> list[Mapping[str, object]]:
-    """Return what the pod bears of its node: no lost one for long, unless the user says otherwise."""
-    own = [
-        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
-        for key in LOST_NODE
-        if all(entry.get("key") != key for entry in shape.tolerations)
-    ]
-    return [*shape.tolerations, *own]
 
 
 def _volumes(shape: Shape) -> list[client.V1Volume]:

@@ -152,20 +152,22 @@ class PodProvider(KubernetesProvider):
 
     def delete_pods(self) -> list[str]:
         """Delete every pod of this run, whoever started it and however it ended; return the names."""
-        pods = self._list() or {}
+        pods = self._list_pods() or {}
         for name, pod in pods.items():
-            self._delete(name, force=is_overdue(pod) or is_on_lost_node(pod))
+            self._delete_pod(name, force=is_overdue(pod) or is_on_lost_node(pod))
         return list(pods)
 
     def close(self) -> None:
         """Leave no pod behind, or say which are left; otherwise called when Python ends."""
         created = [str(entry["pod_name"]) for entry in self.resources.values() if not entry["status"].terminal]
-        pods = self._list(ENDING_TIMEOUT)
+        pods = self._list_pods(ENDING_TIMEOUT)
         self._deaf_until = 0.0  # it answers now, or what is left is told
         if pods is None:
             left = created
         else:
-            left = [n for n, pod in pods.items() if not self._delete(n, force=is_overdue(pod) or is_on_lost_node(pod))]
+            left = [
+                n for n, pod in pods.items() if not self._delete_pod(n, force=is_overdue(pod) or is_on_lost_node(pod))
+            ]
         if left:
             log.warning(
                 "pods may be left in namespace %s: Kubernetes does not answer, or does not let them be deleted (%s): "
@@ -183,7 +185,7 @@ class PodProvider(KubernetesProvider):
         return ""
 
     def _cancel(self, job: object) -> bool:
-        deleted = self._delete(self.resources[job]["pod_name"])
+        deleted = self._delete_pod(self.resources[job]["pod_name"])
         if deleted and not self.resources[job]["status"].terminal:
             self.resources[job]["status"] = JobStatus(JobState.CANCELLED)
         return deleted
@@ -192,7 +194,7 @@ class PodProvider(KubernetesProvider):
         """Look at all pods; where Kubernetes does not answer, what was known stays."""
         # Known before they are listed: one that is created meanwhile would seem to be gone.
         jobs = {job: entry for job, entry in list(self.resources.items()) if not entry["status"].terminal}
-        pods = self._list() if jobs else None
+        pods = self._list_pods() if jobs else None
         if pods is None:
             return
         for entry in jobs.values():
@@ -207,7 +209,7 @@ class PodProvider(KubernetesProvider):
                 log.warning("pod %s: %s", entry["pod_name"], status.message)
         for name, pod in pods.items():
             if is_overdue(pod):
-                self._delete(name, force=True)
+                self._delete_pod(name, force=True)
 
     def _lose_patience(self, pod: client.V1Pod, entry: dict[str, Any]) -> JobStatus | None:  # Any: Parsl's own record
         """Return a failure, and delete the pod, if it has waited for too long."""
@@ -219,10 +221,10 @@ class PodProvider(KubernetesProvider):
             sentence = f"no pod could start within {now - entry['since']:.0f} s: {wait_reason(pod)}"
         else:
             return None
-        self._delete(entry["pod_name"])
+        self._delete_pod(entry["pod_name"])
         return JobStatus(JobState.FAILED, sentence)
 
-    def _list(self, timeout: tuple[float, float] = TIMEOUT) -> dict[str, client.V1Pod] | None:
+    def _list_pods(self, timeout: tuple[float, float] = TIMEOUT) -> dict[str, client.V1Pod] | None:
         """Return the pods of this run by name, or None where Kubernetes does not answer."""
         try:
             pods = self.kube_client.list_namespaced_pod(
@@ -234,7 +236,7 @@ class PodProvider(KubernetesProvider):
             return None
         return {pod.metadata.name: pod for pod in pods.items if pod.metadata is not None and pod.metadata.name}
 
-    def _delete(self, name: str, *, force: bool = False) -> bool:
+    def _delete_pod(self, name: str, *, force: bool = False) -> bool:
         """Delete a pod; `force` does not wait for its node, which may be lost. Return whether it is gone or going."""
         if time.monotonic() < self._deaf_until:
             return False

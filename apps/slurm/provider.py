@@ -136,16 +136,16 @@ class SlurmJobs(SlurmProvider):
         """Ask Slurm for the jobs that have not ended yet."""
         alive = (str(job) for job, resource in list(self.resources.items()) if not resource["status"].terminal)
         while jobs := list(islice(alive, self.status_batch_size)):
-            words = self._ask(jobs)
+            words = self._job_states(jobs)
             if words is None:
                 return
             for job in jobs:
                 if job in words:
-                    self._note(job, STATE_OF.get(words[job], JobState.UNKNOWN), f"Slurm says {words[job]}")
+                    self._set_status(job, STATE_OF.get(words[job], JobState.UNKNOWN), f"Slurm says {words[job]}")
                 elif not self.has_accounting or is_element(job):  # it may hear of a job late, and forgets none
-                    self._note(job, JobState.COMPLETED, "Slurm does not know the job any more")
+                    self._set_status(job, JobState.COMPLETED, "Slurm does not know the job any more")
 
-    def _ask(self, jobs: list[str]) -> dict[str, str] | None:
+    def _job_states(self, jobs: list[str]) -> dict[str, str] | None:
         """Return Slurm's word for the state of each of `jobs` that it knows, None where it does not answer."""
         if not self.has_accounting:
             return self._say(f"{SQUEUE} --jobs={','.join(jobs)}")
@@ -166,7 +166,7 @@ class SlurmJobs(SlurmProvider):
         lines = (line.strip().partition("|") for line in output.splitlines())
         return {job: state.split()[0] for job, _, state in lines if state}  # "CANCELLED by 1000" is CANCELLED
 
-    def _note(self, job: str, state: JobState, message: str) -> None:
+    def _set_status(self, job: str, state: JobState, message: str) -> None:
         resource = self.resources[job]
         resource["status"] = JobStatus(
             state, message, stdout_path=resource["job_stdout_path"], stderr_path=resource["job_stderr_path"]

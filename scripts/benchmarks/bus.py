@@ -16,7 +16,7 @@ from volpipe.inference.infer import infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output
 from volpipe.inference.runner import Runner, load_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows
 from volpipe.recipes.inference import load_recipe
@@ -32,7 +32,7 @@ def measure(setting: Setting, repeats: int, *, settings: tuple[str, ...]) -> Ite
     recipe = load_recipe(DEFAULT_RECIPE, ["net.name=identity", "output.levels=0", *settings])
     plan = prepare(location, recipe, out, Path.cwd())
     create_output(plan, {})
-    tensors = Tensors(plan, setting.scratch / "tensors")
+    tensors = ScratchTensors(plan, setting.scratch / "tensors")
     tensors.create()
     source = StreamedWindows(plan.source.volume(), plan.lattice, RAW)
     blocks = [block for block in range(len(plan.blocks)) if not plan.sum_box(block).is_empty]

@@ -20,8 +20,9 @@ from volpipe.estimation.memory import net_bytes
 from volpipe.models.identity import Identity
 from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import default_recipe
+from volpipe.stages.sizing import Sizing
 from volpipe.volumes.volume import ArraySpec, create_array
-from volpipe.workflow.prepare import Sizing, prepare
+from volpipe.workflow.prepare import prepare
 
 NUM_WORKERS = 2
 WORKER_BYTES = 6 << 30  # half of 24 GiB for two

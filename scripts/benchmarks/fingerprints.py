@@ -21,8 +21,8 @@ from volpipe.geometry.grid import Box
 from volpipe.inference import windows
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import Reader
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 SETTINGS = (
     "net.name=identity", "tensors.mode=streamed", "windows.shape=[64,64,64]", "windows.overlap=32",

@@ -22,9 +22,11 @@ from volpipe.apps.pool import on_site
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import load_recipe
+from volpipe.stages.sizing import UNSIZED, Sizing
 from volpipe.volumes.storage.paths import delete
-from volpipe.workflow.driver import Report, execute
-from volpipe.workflow.prepare import UNSIZED, Sizing, prepare
+from volpipe.workflow.driver import Report
+from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = ROOT / "configs" / "default.toml"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from reference_pages.runtime import check_described
 from volpipe.monitoring import command
+from volpipe.stages.status import Status
 from volpipe.workflow.roster import Worker
-from volpipe.workflow.status import Status
 
 HEAD = """# What machines read
 

@@ -11,14 +11,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from reference_pages.commands import cell
-from volpipe.recipes.batch import Batch
+from volpipe.recipes.batch import BatchRecipe
 from volpipe.recipes.complaints import phrases
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.training import TrainRecipe
-from volpipe.recipes.workflow import KINDS as STAGES
-from volpipe.recipes.workflow import Head
 from volpipe.training.search.optuna import Choices, Range, TuneSection
+from volpipe.workflow.kinds import KINDS as STAGES
+from volpipe.workflow.recipe import Head
 
 HEAD = """# Recipes
 
@@ -43,7 +43,7 @@ PARTS: tuple[tuple[str, str, tuple[tuple[str, type[BaseModel]], ...]], ...] = (
             *((f'[[stage]] of kind "{name}"', kind.keys) for name, kind in STAGES.items() if not kind.has_recipe),
         ),
     ),
-    ("Batches", "The file of `volpipe batch` ([Batches](../batches.md)).", (("the file", Batch),)),
+    ("Batches", "The file of `volpipe batch` ([Batches](../batches.md)).", (("the file", BatchRecipe),)),
     (
         "Searches",
         "Tables of a training's recipe. `[sweep]` has lists of values by key; `[tune]` is for Optuna "

@@ -35,7 +35,7 @@ FILES = {
     "log": "The log, with the tracebacks of what failed.",
     "parsl": "Logs of Parsl and of the workers.",
     "discards": "Exists once scratch tensors may have been discarded.",
-    "rehearsal": "Blocks that the plan tried, while it tries them.",
+    "calibration": "Blocks that the plan tried, while it tries them.",
     "rates_file": "What trying blocks measured; later plans for the same workers take times and compression from it.",
     "next_selection": "Which windows an update selects, until its record is in the journal.",
     "uncompared": "Is there while an earlier stage changes what this one reads, until the two are compared.",

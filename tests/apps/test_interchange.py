@@ -33,7 +33,7 @@ from volpipe.apps import pool
 from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.processes import INTERCHANGE, PACKAGES, WORKER, WORKERS, probe_apart, with_port
-from volpipe.apps.htex.watch import Watch, has_lost_interchange, has_lost_results
+from volpipe.apps.htex.watch import ExecutorWatch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 
 START = f"exec {Path(sys.executable).parent}/{INTERCHANGE}"
@@ -245,7 +245,7 @@ def test_an_executor_whose_workers_cannot_be_told_their_port_is_given_up(
     with alone(tmp_path, executor, monkeypatch):
         executor._get_launch_command("0")
         wait_until(lambda: executor.bad_state_is_set, 60)
-        trouble = Watch([executor])
+        trouble = ExecutorWatch([executor])
         with pytest.raises(RunStopped, match=r"executor mine was given up: .*No space left on device"):
             trouble.check()
 
@@ -318,7 +318,7 @@ def refuses(executor: ResilientExecutor) -> bool:
 @pytest.mark.slow
 def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, executor: ResilientExecutor) -> None:
     waiting = executor.submit(time.sleep, {}, 60)
-    watch = Watch([executor])
+    watch = ExecutorWatch([executor])
     assert not has_lost_interchange(executor)
     assert watch._trouble_of(executor) is None
     psutil.Process(executor.interchange_proc.pid).kill()
@@ -364,7 +364,7 @@ def test_a_dead_thread_of_results_is_seen_and_ends_what_waits(
     kernel: DataFlowKernel, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda died: None)  # the thread's end is what is tested
-    watch = Watch([executor])
+    watch = ExecutorWatch([executor])
     assert not has_lost_results(executor)
     executor.submit(unloadable, {})
     wait_until(lambda: has_lost_results(executor), 30)

@@ -28,7 +28,7 @@ from volpipe.apps.htex import launch
 from volpipe.apps.htex.executor import ResilientExecutor, drain_period, translate_error
 from volpipe.apps.htex.launch import blocks_folder, grouped, launch_command
 from volpipe.apps.htex.processes import INTERCHANGE, PACKAGES, WORKERS
-from volpipe.apps.htex.watch import Watch
+from volpipe.apps.htex.watch import ExecutorWatch
 from volpipe.errors import RunStopped, SiteError
 
 
@@ -138,7 +138,7 @@ def test_blocks_are_judged_by_the_latest_few() -> None:
     assert executor.bad_state_is_set
     assert isinstance(executor.executor_exception, TooManyJobFailuresError)
     with pytest.raises(RunStopped, match="executor mine was given up"):
-        Watch([executor]).check()
+        ExecutorWatch([executor]).check()
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ class Anything(dict[str, str]):
 
 def test_an_executor_of_threads_has_what_the_watch_asks_for() -> None:
     executor = ThreadPoolExecutor(label="threads")
-    assert Watch([executor])._trouble_of(executor) is None
-    Watch([executor]).check()
+    assert ExecutorWatch([executor])._trouble_of(executor) is None
+    ExecutorWatch([executor]).check()
 
 
 def test_threads_share_the_memory_of_their_process(monkeypatch: pytest.MonkeyPatch) -> None:

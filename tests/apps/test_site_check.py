@@ -33,7 +33,7 @@ from volpipe.apps import site_check
 from volpipe.apps.site_check import OnAnswer, gpus_of
 from volpipe.sites import node_facts
 from volpipe.sites.findings import Answer, Checked, Gpus
-from volpipe.sites.node_facts import Facts, Question
+from volpipe.sites.node_facts import NodeFacts, Question
 
 SITE = """
 from parsl.config import Config
@@ -443,7 +443,7 @@ def test_threads_are_meant_to_have_gpus_by_their_label() -> None:
     assert [gpus_of(ThreadPoolExecutor(label=label)) for label in ("gpu", "mine")] == [Gpus.NEEDED, Gpus.NONE]
 
 
-WELL: Facts = {
+WELL: NodeFacts = {
     "host": "n1", "python": "3.11.7", "executable": "/bin/python", "broken": {},
     "versions": {"volpipe": "1.2", "torch": "2.13.0+cpu"},
     "code": "c", "gpus": [], "gpu_error": "none", "visible": None, "shm_bytes": 1, "folder_error": "",
@@ -471,7 +471,7 @@ WELL: Facts = {
     ],
 )
 def test_what_fails_a_run_is_a_fault_and_a_difference_a_note(there: dict[str, object], faults: int, notes: int) -> None:
-    facts: Facts = {**WELL, **there}  # type: ignore[typeddict-item]
+    facts: NodeFacts = {**WELL, **there}  # type: ignore[typeddict-item]
     found = Checked("/out", "in.n5", WELL, [Answer("cpu", Gpus.NONE, facts)]).findings()
     assert sum(finding.is_fault for finding in found) == faults
     assert sum(not finding.is_fault for finding in found) == notes

@@ -24,8 +24,8 @@ from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
-from volpipe.workflow.driver import preview
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import preview
 
 # What importing took and gave back is no part of what is held before: the system is told to count anew.
 CODE = """

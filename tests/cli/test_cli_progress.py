@@ -25,9 +25,9 @@ from volpipe.display.console import Bars, columns
 from volpipe.display.progress import progress_line
 from volpipe.display.watching import follow
 from volpipe.runs.presence import Driver
+from volpipe.stages.status import Status
 from volpipe.units import count, duration, size
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.status import Status
 
 SHAPE = (16, 24, 16)
 

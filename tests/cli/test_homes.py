@@ -17,13 +17,14 @@ from volumes import noise, write_volume
 
 import volpipe as vp
 from volpipe.errors import VolpipeError
-from volpipe.recipes.batch import Batch, list_datasets, load_batch
+from volpipe.recipes.batch import BatchRecipe, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import UserPath
 from volpipe.recipes.training import TrainRecipe
-from volpipe.recipes.workflow import KINDS, Head
 from volpipe.resolve import path_of, typed_place, with_home
+from volpipe.workflow.kinds import KINDS
+from volpipe.workflow.recipe import Head
 
 # Keys of recipes that are texts and no paths.
 TEXTS = {
@@ -103,7 +104,7 @@ def kinds_in(hint: object) -> Iterator[object]:
 def test_every_key_that_is_a_text_is_a_path_or_known_to_be_none(home: Path) -> None:
     seen: set[type[BaseModel]] = set()
     paths, texts = set(), set()
-    for model in (Recipe, SegmentRecipe, TrainRecipe, Batch, Head, *(kind.keys for kind in KINDS.values())):
+    for model in (Recipe, SegmentRecipe, TrainRecipe, BatchRecipe, Head, *(kind.keys for kind in KINDS.values())):
         for section in models(model, seen):
             for key, hint in typing.get_type_hints(section, include_extras=True).items():
                 found = list(kinds_in(hint))

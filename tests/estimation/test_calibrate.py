@@ -18,8 +18,8 @@ from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import preview
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import preview
 
 NET = """
 import time, torch
@@ -66,7 +66,7 @@ def test_a_huge_volume_and_a_slow_net_are_tried_in_time_by_smaller_blocks(
     assert found.estimate.rates is not None
     assert found.estimate.rates.infer_seconds == pytest.approx(seconds, rel=0.5)
     assert heard == sorted(heard)
-    assert not (tmp_path / "out.zarr.run" / "rehearsal").exists()
+    assert not (tmp_path / "out.zarr.run" / "calibration").exists()
 
 
 def test_what_smaller_blocks_tell_is_what_whole_ones_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_blocks_that_are_tried_for_a_region_lie_in_it() -> None:
     """They are blocks of the whole volume, which have other numbers than those that begin at the region's corner."""
     plan = plan_of("input.roi=13:40,7:33,9:40", *windowed((4, 4, 4), (0, 0, 0), (2, 2, 2), "hann"))
     plan, rng = plan.changed(corner=plan.roi[0]), np.random.default_rng(0)
-    whole = calibrate._whole(plan).lattice
+    whole = calibrate._without_region(plan).lattice
     cores = [whole.core_box(calibrate._inner_block(plan, rng)) for _ in range(50)]
     assert not any((core & plan.roi_box).is_empty for core in cores)
     assert len({core.start for core in cores}) > 5

@@ -27,13 +27,14 @@ from volpipe.estimation.limits import Limits, check_limits
 from volpipe.estimation.memory import CUDA_BYTES, array_bytes, memory_bytes
 from volpipe.geometry.grid import Box, Triple, mirror
 from volpipe.inference.plan import Plan
-from volpipe.inference.scratch import PARTS, Tensors
+from volpipe.inference.scratch import PARTS, ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.schedule import RunSchedule
 from volpipe.volumes.volume import Reader, open_volume
-from volpipe.workflow.driver import Report, execute, preview
+from volpipe.workflow.driver import Report
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute, preview
 
 FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)
@@ -114,7 +115,7 @@ def contains(box: Box, place: tuple[int, ...]) -> bool:
 def test_what_blocks_miss_is_stored_whole_and_reassembled(plan: Plan, workers: int) -> None:
     slow = replace(RATES, infer_seconds=100.0)  # a task for each block
     few, many = (estimated(plan, slow, Slots(n, n, shared=True)) for n in (1, workers))
-    reached = math.prod(sum(b - a for a, b in plan.reach_along(axis)) * plan.net.scale[axis] for axis in range(3))
+    reached = math.prod(sum(b - a for a, b in plan.reaches[axis]) * plan.net.scale[axis] for axis in range(3))
     outputs = math.prod(plan.out_shape) * 0.75
     written, more = (
         sum(stage.written_bytes for stage in each.stages if stage.name in ("infer", "reassemble"))
@@ -240,7 +241,7 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(tmp_path: Pa
     plan = made(tmp_path, blend, mode)
     found = preview(plan, Inline().start).estimate
     assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "out.run/rehearsal").exists()
+    assert not (tmp_path / "out.run/calibration").exists()
     report = report_of(plan)
     assert report.estimate is not None
     assert report.estimate.rates == found.rates
@@ -268,14 +269,14 @@ def test_scratch_is_never_above_what_was_planned_for_it(
 
     for module in ("blockwise.phase", "estimation.estimate"):
         monkeypatch.setattr(f"volpipe.{module}.bundle_size", size)
-    inodes, discard = list[int](), Tensors.discard_sum
+    inodes, discard = list[int](), ScratchTensors.discard_sum
 
-    def counting(tensors: Tensors, block: int, part: int) -> None:
+    def counting(tensors: ScratchTensors, block: int, part: int) -> None:
         arrays = [tensors.sums_path / tensors.sums_key / name / "c" for name in PARTS]
         inodes.append(sum(len(names) + len(files) for each in arrays for _, names, files in os.walk(each)))
         discard(tensors, block, part)
 
-    monkeypatch.setattr(Tensors, "discard_sum", counting)
+    monkeypatch.setattr(ScratchTensors, "discard_sum", counting)
     plan = made(tmp_path, "hann", "streamed")
     found = preview(plan, Inline(slots=slots).start).estimate
     assert 0 < report_of(plan, slots).most_scratch_bytes <= found.scratch_bytes
@@ -371,7 +372,7 @@ def test_planned_files_and_folders_are_those_that_a_run_writes(tmp_path: Path, o
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["stored", "streamed"])
-def test_without_a_rehearsal_bytes_are_bounds_and_nothing_is_run_or_written(tmp_path: Path, mode: str) -> None:
+def test_without_a_calibration_bytes_are_bounds_and_nothing_is_run_or_written(tmp_path: Path, mode: str) -> None:
     plan = made(tmp_path, "hann", mode)
     found = preview(plan, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.n5"]
@@ -395,7 +396,7 @@ def test_alternatives_differ_from_the_plan_and_say_why_not(tmp_path: Path) -> No
     assert "×" in stored.why or "needs" in stored.why
 
 
-def test_a_net_that_fails_is_told_by_the_rehearsal_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_net_that_fails_is_found_by_the_calibration_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        if x.any():\n"
         "            raise ValueError('no such weather')\n        return x\ndef build():\n    return Net()\n"
@@ -406,7 +407,7 @@ def test_a_net_that_fails_is_told_by_the_rehearsal_and_leaves_nothing(tmp_path: 
     plan = prepare(str(location), recipe, tmp_path / "out", Path.cwd())
     with pytest.raises(RunStopped, match="no such weather"):
         preview(plan, Inline().start)
-    assert not (tmp_path / "out.run/rehearsal").exists()
+    assert not (tmp_path / "out.run/calibration").exists()
 
 
 LIMITS = [

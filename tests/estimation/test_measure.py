@@ -33,7 +33,7 @@ from volpipe.estimation.window_search import windows_to_try
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.nets.cache import keep_speeds, known_speeds
-from volpipe.nets.facts import Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
+from volpipe.nets.facts import Arithmetic, NetFacts, NetSpeeds, PrecisionDifference, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe, load_recipe
 
@@ -152,7 +152,7 @@ def times_of(recipe: Recipe, rates: dict[str, float], change: float = 1e-4) -> G
         )
         for name, rate in rates.items()
     ]
-    found = Difference(normalise=recipe.normalise, relative=change)
+    found = PrecisionDifference(normalise=recipe.normalise, relative=change)
     return GpuTimes(GPU, NetSpeeds(processor=GPU.name, speeds=tuple(speeds)), {"tf32": found, "bfloat16": found})
 
 
@@ -182,7 +182,7 @@ def test_a_worker_times_windows_and_compares_precisions_on_its_gpu(
         (layout, name) for layout in (False, True) for name in ("float32", "tf32", "bfloat16")
     }
     assert record.result.keep(recipe.net, recipe.normalise, facts, "")
-    assert planned(recipe, facts).sizes_note != UNTIMED
+    assert planned(recipe, facts).notes.windows != UNTIMED
 
 
 def test_a_worker_that_sees_no_gpu_says_so(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,16 +195,16 @@ def test_a_worker_that_sees_no_gpu_says_so(recipe: Recipe, monkeypatch: pytest.M
 def test_plans_for_gpus_elsewhere_choose_by_what_a_worker_found_there(recipe: Recipe) -> None:
     facts = describe(recipe.net)
     own = planned(recipe, facts)
-    assert (own.window, own.sizes_note) == ((66, 66, 66), UNTIMED)
+    assert (own.window, own.notes.windows) == ((66, 66, 66), UNTIMED)
     times = times_of(recipe, {"float32": 1.0, "tf32": 0.5, "bfloat16": 0.7})
     assert times.keep(recipe.net, recipe.normalise, facts, "")
     told = planned(recipe, facts)
     assert (told.window, told.precision) == ((194, 194, 194), "float32")
-    assert "times as fast as windows of 66 × 66 × 66, the net's own" in told.sizes_note
-    assert "infer.precision=auto would take tf32" in told.precision_note
+    assert "times as fast as windows of 66 × 66 × 66, the net's own" in told.notes.windows
+    assert "infer.precision=auto would take tf32" in told.notes.precision
     assert planned(recipe, facts, precision="auto").precision == "tf32"
     small = dataclasses.replace(AWAY, gpu=Gpu("Tesla M60", 8 << 30))  # of another kind, which nobody timed
-    assert planned(recipe, facts, small).sizes_note == UNTIMED
+    assert planned(recipe, facts, small).notes.windows == UNTIMED
 
 
 def test_times_that_are_taken_again_count_instead_of_those_before(recipe: Recipe) -> None:
@@ -219,10 +219,10 @@ def test_a_small_volume_is_not_worth_a_hint_and_no_plan_times_what_is_elsewhere(
 ) -> None:
     monkeypatch.setattr("volpipe.estimation.window_choice.speeds_here", lambda *arguments, **more: pytest.fail())
     facts = describe(recipe.net)
-    assert planned(recipe, facts, size=256).sizes_note == ""
-    assert planned(recipe, facts, dataclasses.replace(AWAY, gpu=None)).sizes_note == UNTIMED
+    assert planned(recipe, facts, size=256).notes.windows == ""
+    assert planned(recipe, facts, dataclasses.replace(AWAY, gpu=None)).notes.windows == UNTIMED
     exact = recipe.model_copy(update={"infer": recipe.infer.model_copy(update={"exact": True})})
-    assert planned(exact, facts).sizes_note == ""  # which keeps its windows
+    assert planned(exact, facts).notes.windows == ""  # which keeps its windows
 
 
 def test_a_net_of_a_package_is_refused_before_any_job() -> None:
@@ -315,7 +315,9 @@ def test_a_difference_is_that_of_the_voxels_that_a_run_would_store(intensity: st
 def test_an_output_that_is_not_finite_differs_by_all(bad: float) -> None:
     exact = np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 4, 4, 4)
     other = np.where(exact > 0.9, np.float32(bad), exact)
-    assert difference(exact, other, facts(), Normalise(), Affine()) == Difference(normalise=Normalise(), relative=1.0)
+    assert difference(exact, other, facts(), Normalise(), Affine()) == PrecisionDifference(
+        normalise=Normalise(), relative=1.0
+    )
 
 
 @pytest.mark.long

@@ -15,8 +15,8 @@ from volpipe.estimation.forecast import forecast
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
-from volpipe.workflow.driver import preview
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import preview
 
 A100, H100 = Gpu("A100", 40 << 30), Gpu("H100", 80 << 30)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,18 +16,19 @@ from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.estimation import memory, window_choice
 from volpipe.estimation.measure import processor
 from volpipe.estimation.memory import gpu_bytes, memory_bytes
-from volpipe.estimation.window_choice import _difference, fastest_plan
+from volpipe.estimation.window_choice import _precision_difference, fastest_plan
 from volpipe.geometry.grid import Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.selection import Selection
 from volpipe.nets.cache import known_speeds
-from volpipe.nets.facts import Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
+from volpipe.nets.facts import Arithmetic, NetFacts, NetSpeeds, PrecisionDifference, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice, Normalise, load_recipe
 from volpipe.runs.provenance import RunOrigin, origin
 from volpipe.runs.run_folder import RunFolder
-from volpipe.workflow.prepare import Sizing, prepare
+from volpipe.stages.sizing import Sizing
+from volpipe.workflow.prepare import prepare
 
 GIB = 1 << 30
 LARGE = (512, 512, 512)
@@ -56,7 +58,7 @@ def speeds() -> NetSpeeds:
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: speeds())
     monkeypatch.setattr(window_choice, "has_bfloat16", lambda: True)
-    monkeypatch.setattr(window_choice, "_difference", lambda *arguments: None)
+    monkeypatch.setattr(window_choice, "_precision_difference", lambda *arguments: None)
     monkeypatch.setattr(memory, "cuda_bytes", lambda: 0)  # whichever torch is here
 
 
@@ -80,16 +82,16 @@ def test_the_fastest_windows_are_taken_and_what_they_gain_is_said() -> None:
     assert (plan.window, plan.channels_last) == ((144, 144, 144), True)
     # By hand: 8³ windows of 80³ against 4³ of 144³, times seconds for a voxel.
     gain = 8**3 * 80**3 * 1.2 / (4**3 * 144**3 * 0.8 * 0.8)
-    assert plan.sizes_note == f"{gain:.2g} times as fast as windows of 80 × 80 × 80, the net's own"
+    assert plan.notes.windows == f"{gain:.2g} times as fast as windows of 80 × 80 × 80, the net's own"
 
 
 @pytest.mark.parametrize(("shape", "is_said"), [(LARGE, True), ((240, 240, 240), False)])
 def test_of_a_large_volume_it_is_said_that_times_are_another_machines(
     monkeypatch: pytest.MonkeyPatch, shape: Triple, is_said: bool
 ) -> None:
-    assert "another machine" not in chosen(shape=shape).sizes_note
+    assert "another machine" not in chosen(shape=shape).notes.windows
     monkeypatch.setattr(window_choice, "shipped_speeds", lambda choice: speeds())
-    note = chosen(shape=shape).sizes_note
+    note = chosen(shape=shape).notes.windows
     assert "times as fast as windows of" in note
     assert note.endswith(f"; {window_choice.SHIPPED}") == is_said
 
@@ -106,8 +108,8 @@ def test_no_window_is_taken_for_which_the_workers_have_too_little_memory(gib: fl
 def test_what_the_next_larger_window_would_need_is_said() -> None:
     plan = chosen(1.5 * GIB)
     assert plan.window == (102, 102, 102)  # of 112, fitted: six as large cover 512 voxels
-    assert "144 × 144 × 144 would be " in plan.sizes_note
-    assert "a worker, for which this site has 1.5 GiB" in plan.sizes_note
+    assert "144 × 144 × 144 would be " in plan.notes.windows
+    assert "a worker, for which this site has 1.5 GiB" in plan.notes.windows
 
 
 def test_a_worker_with_too_little_memory_for_the_nets_own_window_gets_a_smaller_one() -> None:
@@ -159,7 +161,7 @@ def test_where_nobody_knows_how_long_a_block_takes_it_is_small(monkeypatch: pyte
 @pytest.mark.parametrize("unknown", [{"worker_bytes": None}, {"on_gpu": True}])
 def test_where_nothing_is_known_of_workers_the_nets_own_window_is_taken(unknown: dict[str, bool]) -> None:
     plan = chosen(**unknown)
-    assert (plan.window, plan.channels_last, plan.sizes_note) == ((80, 80, 80), False, "")
+    assert (plan.window, plan.channels_last, plan.notes.windows) == ((80, 80, 80), False, "")
 
 
 @pytest.mark.parametrize(
@@ -192,10 +194,10 @@ def test_a_net_that_computes_otherwise_than_it_was_measured_stays_as_it_is(setti
 
 def given(monkeypatch: pytest.MonkeyPatch, **values: float) -> None:
     """Let the net differ in bfloat16 by `values`."""
-    measured = Difference.model_validate(
+    measured = PrecisionDifference.model_validate(
         {"normalise": Normalise(), "relative": 0.002, "levels": 1, "share": 0.13} | values
     )
-    monkeypatch.setattr(window_choice, "_difference", lambda *arguments: measured)
+    monkeypatch.setattr(window_choice, "_precision_difference", lambda *arguments: measured)
 
 
 AUTO = "infer.precision=auto"
@@ -207,10 +209,10 @@ def test_bfloat16_is_taken_where_it_is_faster_and_asked_for_and_what_it_changes_
     given(monkeypatch)
     plan = chosen(settings=[AUTO])
     assert (plan.window, plan.sizes) == ((144, 144, 144), NetSizes((144, 144, 144), True, "bfloat16"))
-    assert plan.precision_note == (
+    assert plan.notes.precision == (
         "bfloat16, 2 times as fast as float32; over an invented volume it changes 0.13 of the voxels by one grey level"
     )
-    assert plan.sizes_note == chosen().sizes_note  # what windows gain is told in the same precision
+    assert plan.notes.windows == chosen().notes.windows  # what windows gain is told in the same precision
 
 
 def test_float32_stays_where_nobody_asks_and_what_another_precision_would_gain_is_said(
@@ -218,12 +220,12 @@ def test_float32_stays_where_nobody_asks_and_what_another_precision_would_gain_i
 ) -> None:
     given(monkeypatch)
     plan, small = chosen(), chosen(shape=(128, 128, 128))
-    assert plan.precision == small.precision == "float32" and not small.precision_note
-    assert plan.precision_note == (
+    assert plan.precision == small.precision == "float32" and not small.notes.precision
+    assert plan.notes.precision == (
         "float32; infer.precision=auto would take bfloat16, 2 times as fast as float32; over an invented volume "
         "it changes 0.13 of the voxels by one grey level"
     )
-    without = plan.changed(precision_note="")
+    without = plan.changed(notes=replace(plan.notes, precision=""))
     monkeypatch.setattr(window_choice, "has_bfloat16", lambda: False)  # a processor that is slower with it
     assert chosen() == without and chosen(settings=[AUTO]).precision == "float32"
 
@@ -243,13 +245,13 @@ def test_bfloat16_is_not_taken_where_it_changes_more_than_the_output_is_rounded_
 ) -> None:
     given(monkeypatch, **values)
     plan = chosen(settings=[AUTO, *settings])
-    assert (plan.precision, plan.precision_note, plan.window) == ("float32", "", (144, 144, 144))
+    assert (plan.precision, plan.notes.precision, plan.window) == ("float32", "", (144, 144, 144))
 
 
 def test_floats_may_differ_by_a_thousandth_of_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, relative=0.0009)
     plan = chosen(settings=[AUTO, "output.dtype=float32"])
-    assert plan.precision == "bfloat16" and "by at most 0.0009 of the output's range" in plan.precision_note
+    assert plan.precision == "bfloat16" and "by at most 0.0009 of the output's range" in plan.notes.precision
 
 
 def test_windows_that_fit_in_bfloat16_alone_are_taken_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,12 +274,12 @@ def test_a_net_whose_code_is_known_is_compared_once(tmp_path: Path, monkeypatch:
 
     def measure(
         choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, precision: str, device: str
-    ) -> Difference:
+    ) -> PrecisionDifference:
         assert (precision, device) == ("bfloat16", "cpu")
         asked.append(net.weights_sha256)
-        return Difference(normalise=normalise, relative=0.002, levels=1, share=0.13)
+        return PrecisionDifference(normalise=normalise, relative=0.002, levels=1, share=0.13)
 
-    monkeypatch.setattr(window_choice, "_difference", _difference)
+    monkeypatch.setattr(window_choice, "_precision_difference", _precision_difference)
     monkeypatch.setattr(window_choice, "difference_here", measure)
     mine = [AUTO, f"net.name={tmp_path / 'mine.py'}:net"]
     assert chosen(settings=mine, shape=(128, 128, 128)).precision == "float32" and not asked
@@ -405,16 +407,16 @@ def test_windows_on_a_gpu_are_those_that_it_was_fastest_with_in_its_own_memory(m
     for _ in range(2):  # with little of this machine's memory, in which the net is not
         plan = chosen(2 * GIB, 1, on_gpu=True, gpu=H100, shape=HUGE)
         assert (plan.window, plan.channels_last) == ((144, 144, 144), True)
-        assert "times as fast as windows of 80 × 80 × 80" in plan.sizes_note
+        assert "times as fast as windows of 80 × 80 × 80" in plan.notes.windows
     assert measured == [H100.name]  # once
     small = Gpu("Tesla M60", 3 * GIB)
     plan = chosen(64 * GIB, 1, on_gpu=True, gpu=small, shape=HUGE)
     assert measured == [H100.name, small.name]
     assert math.prod(plan.window) < 144**3
     assert gpu_bytes(plan, speeds()) <= small.num_bytes
-    assert "a GPU, for which this site has 3.0 GiB" in plan.sizes_note
+    assert "a GPU, for which this site has 3.0 GiB" in plan.notes.windows
     tiny = chosen(0.4 * GIB, 1, on_gpu=True, gpu=H100, shape=HUGE)  # too little memory beside the GPU for any
-    assert (tiny.window, tiny.sizes_note) == ((80, 80, 80), "")
+    assert (tiny.window, tiny.notes.windows) == ((80, 80, 80), "")
 
 
 def test_a_gpu_that_could_not_be_measured_is_asked_again_by_the_next_plan(
@@ -430,7 +432,7 @@ def test_a_gpu_that_could_not_be_measured_is_asked_again_by_the_next_plan(
 
 def test_on_a_gpu_less_is_not_worth_measuring_and_speeds_of_a_core_choose_nothing(measured: list[str]) -> None:
     plan = chosen(on_gpu=True, gpu=H100, shape=(700, 700, 700))
-    assert (plan.window, plan.sizes_note, measured) == ((80, 80, 80), "", [])
+    assert (plan.window, plan.notes.windows, measured) == ((80, 80, 80), "", [])
 
 
 @pytest.mark.parametrize(
@@ -452,22 +454,22 @@ def test_the_fastest_precision_on_a_gpu_is_taken_of_those_that_change_little_the
     costs = {(layout, name): (rate, 250) for name, rate in rates.items() for layout in (False, True)}
     monkeypatch.setattr(f"{__name__}.COSTS", COSTS | costs)
     monkeypatch.setattr(window_choice, "has_bfloat16", lambda: False)  # of the processor beside it
-    monkeypatch.setattr(window_choice, "_difference", _difference)
+    monkeypatch.setattr(window_choice, "_precision_difference", _precision_difference)
     asked = []
 
     def measure(
         choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, precision: str, device: str
-    ) -> Difference:
+    ) -> PrecisionDifference:
         asked.append((precision, device))
-        return Difference(normalise=normalise, relative=0.002, levels=levels[precision], share=0.13)
+        return PrecisionDifference(normalise=normalise, relative=0.002, levels=levels[precision], share=0.13)
 
     monkeypatch.setattr(window_choice, "difference_here", measure)
     plan = chosen(on_gpu=True, gpu=H100, shape=WORTH_A_GPU, settings=[AUTO])
     assert (plan.precision, asked) == (taken, [("tf32", "cuda"), ("bfloat16", "cuda")])
-    assert (f"{taken}, " in plan.precision_note) == (taken != "float32")
+    assert (f"{taken}, " in plan.notes.precision) == (taken != "float32")
     told = chosen(on_gpu=True, gpu=H100, shape=WORTH_A_GPU)
     assert told.precision == "float32"
-    assert (f"infer.precision=auto would take {taken}" in told.precision_note) == (taken != "float32")
+    assert (f"infer.precision=auto would take {taken}" in told.notes.precision) == (taken != "float32")
 
 
 @pytest.mark.parametrize("gpu", [None, H100])

@@ -14,10 +14,10 @@ from inline import Inline
 from volpipe.errors import WorkerLost
 from volpipe.evaluation.compare import plan_comparison
 from volpipe.evaluation.driver import comparison_work, evaluation_work, finish
-from volpipe.evaluation.evaluate import Scores, plan_evaluation
-from volpipe.evaluation.image_scores import ImageScores
+from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import ComparisonResult, EvaluationResult
+from volpipe.evaluation.score import Scores
 from volpipe.runs.run_folder import RunFolder
 
 
@@ -80,7 +80,7 @@ def evaluated(
     return finish(evaluation_work(plan, RunFolder(Path("scores.run"))), (workers or Workers()).start)
 
 
-def scores_of(*workers: Inline, **options: Any) -> Scores:
+def scores_of(*workers: Inline, **options: Any) -> Scores | dict[str, Scores]:
     """Return the scores of an evaluation that leaves nothing here."""
     before = set(Path().iterdir())
     result = evaluated(*workers, **options)
@@ -89,7 +89,7 @@ def scores_of(*workers: Inline, **options: Any) -> Scores:
     return result.scores
 
 
-def image_scores_of(**options: Any) -> dict[str, ImageScores]:
+def image_scores_of(**options: Any) -> dict[str, Scores]:
     scores = scores_of(**options)
     assert isinstance(scores, dict)
     return scores

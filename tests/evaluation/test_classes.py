@@ -10,9 +10,10 @@ from arrays import make
 from scored import evaluated, save
 
 from volpipe.errors import PlanError, RunStopped
-from volpipe.evaluation.class_scores import ClassScores, class_scores
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.evaluation.label_scores import overlaps, total
+from volpipe.evaluation.score import Scores
+from volpipe.evaluation.scores import class_scores
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_scores_of_classes_are_those_of_each_class_alone(block: tuple[int, int, 
     made, truth = class_pair()
     result = evaluated(kind="classes", ignore=255, block=block)
     scores, known = result.scores, truth != 255
-    assert isinstance(scores, ClassScores)
+    assert isinstance(scores, Scores)
     assert [each.name for each in scores.classes] == ["0", "1", "2", "7"]
     for number, each in zip((0, 1, 2, 7), scores.classes, strict=True):
         one, other = (truth == number) & known, (made == number) & known

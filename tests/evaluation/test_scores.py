@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,9 +14,13 @@ from scored import evaluated, image_scores_of, label_pair, save, scores_of, smoo
 from skimage import metrics
 
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.evaluation.image_scores import CUBE, crossing, image_sums, psnr, shell_correlation, shells, ssim
 from volpipe.evaluation.interpolate import interpolated
-from volpipe.evaluation.label_scores import LabelScores, label_scores, overlaps, total
+from volpipe.evaluation.label_scores import overlaps, total
+from volpipe.evaluation.psnr import PSNR
+from volpipe.evaluation.score import ImageTotal, Score, ScoredBlock, Scores
+from volpipe.evaluation.scores import label_scores
+from volpipe.evaluation.shell_correlation import CUBE, crossing, shell_correlation, shells
+from volpipe.evaluation.ssim import SSIM
 from volpipe.geometry.grid import Box
 from volpipe.volumes.storage.tensorstore import transferred
 from volpipe.volumes.volume import open_volume
@@ -31,6 +34,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- images
+
+
+def of_one_block(score: Score[ImageTotal], data: np.ndarray, truth: np.ndarray, data_range: float) -> float:
+    """Return a score of one number of images (z, y, x), float64, which are one block."""
+    assert score.sums is not None
+    block = ScoredBlock(data, truth, tuple(slice(0, n) for n in data.shape), data_range)
+    return float(score.values(ImageTotal({score.name: score.sums(block)}, data_range))[score.name])
 
 
 @pytest.mark.parametrize("block", [(128, 128, 128), (16, 32, 9), (64, 64, 64)])
@@ -47,11 +57,10 @@ def test_image_scores_are_those_of_scikit_image_whatever_the_blocks(
 
 
 def test_what_is_the_same_scores_full_and_an_offset_as_its_square() -> None:
-    data = np.random.default_rng(3).integers(0, 256, (20, 20, 20))
-    own = (slice(0, 20),) * 3
-    same, brighter = image_sums(data, data, own, 255.0), image_sums(data + 10.0, data, own, 255.0)
-    assert psnr(same, 255.0) == np.inf and ssim(same) == pytest.approx(1.0)
-    assert psnr(brighter, 255.0) == pytest.approx(20 * np.log10(255 / 10))
+    data = np.random.default_rng(3).integers(0, 256, (20, 20, 20)).astype(np.float64)
+    same, brighter = (of_one_block(PSNR, data + more, data, 255.0) for more in (0, 10))
+    assert same == np.inf and of_one_block(SSIM, data, data, 255.0) == pytest.approx(1.0)
+    assert brighter == pytest.approx(20 * np.log10(255 / 10))
 
 
 def test_similarity_of_values_far_from_zero_is_that_of_values_nearer_to_it() -> None:
@@ -59,7 +68,7 @@ def test_similarity_of_values_far_from_zero_is_that_of_values_nearer_to_it() -> 
     rng = np.random.default_rng(6)
     truth = rng.random((24, 24, 24))
     made = truth + rng.normal(0, 0.2, truth.shape)
-    scored = [ssim(image_sums(made + far, truth + far, (slice(0, 24),) * 3, 1.0)) for far in (1e3, 1e6)]
+    scored = [of_one_block(SSIM, made + far, truth + far, 1.0) for far in (1e3, 1e6)]
     assert scored[1] == pytest.approx(scored[0], abs=1e-6)
 
 
@@ -121,7 +130,7 @@ def test_voxels_of_which_the_reference_knows_nothing_are_left_out(
     result = evaluated(kind="labels", ignore=ignore)
     cleared = np.where(np.arange(24) < 2, 0, made)
     expected = label_scores(overlaps(cleared[known], truth[known]))
-    assert result.scores == replace(expected, num_ignored=int((~known).sum()))
+    assert result.scores == Scores({**expected.values, "num_ignored": int((~known).sum())})
     assert [note for note in result.notes if f"{(~known).sum():,} voxels of the reference" in note]
 
 
@@ -130,7 +139,7 @@ def test_reserved_numbers_that_are_counted_are_told() -> None:
     labels[labels == 11] = -1
     save(made=labels)
     result = evaluated(names=("made.npy", "made.npy"), kind="labels", ignore=())
-    assert isinstance(result.scores, LabelScores)
+    assert isinstance(result.scores, Scores)
     assert (result.scores.num_truth, result.scores.num_reserved) == (11, 2)
     assert "2 objects of" in result.notes[0] and "(-1, -2, -3); name these to --ignore" in result.notes[0]
 
@@ -176,7 +185,7 @@ def test_label_scores_of_extremes() -> None:
     assert np.isnan([unjudged.split, unjudged.merge, unjudged.rand_error, unjudged.mean_iou]).all()
     assert (unjudged.foreground_iou, unjudged.mean_precision, unjudged.num_truth, unjudged.num_found) == (0, 0, 0, 63)
     assert label_scores(overlaps(halves, ones)).precision_50 == 0
-    assert isinstance(label_scores(total([])), LabelScores)
+    assert np.isnan(label_scores(total([])).split)
 
 
 # ---- interpolation
@@ -206,12 +215,22 @@ def test_interpolations_stand_beside_an_output_with_more_voxels() -> None:
     assert scores["nearest"].psnr < scores["linear"].psnr < scores["cubic"].psnr
 
 
-def test_sums_travel_as_they_are() -> None:
-    data, truth = np.random.default_rng(8).random((2, 64, 64, 64))
-    sums = image_sums(data, truth, (slice(0, 64),) * 3, 1.0)
-    assert (
-        pickle.loads(pickle.dumps(sums)).to_list() == type(sums).from_list(sums.to_list()).to_list() == sums.to_list()
-    )
+def test_a_score_sees_no_more_voxels_around_a_block_than_it_asks_for() -> None:
+    """So that its sums stay the same whatever other scores reach for."""
+    data = np.random.default_rng(8).random((2, 30, 20, 25))
+    block = ScoredBlock(data[0], data[1], (slice(4, 12), slice(0, 20), slice(9, 22)))
+    seen = block.with_margin(3)
+    assert seen.own == (slice(3, 11), slice(0, 20), slice(3, 16))
+    np.testing.assert_array_equal(seen.data, data[0, 1:15, :, 6:25])
+    np.testing.assert_array_equal(seen.truth[seen.own], data[1, 4:12, :, 9:22])
+
+
+def test_scores_are_attributes_and_travel_as_they_are() -> None:
+    scores = Scores({"psnr": np.inf, "classes": [{"dice": np.nan, "num": 3}]})
+    assert pickle.loads(pickle.dumps(scores)).psnr == np.inf
+    with pytest.raises(AttributeError, match=r"^there is no score ssim; those are psnr, classes$"):
+        _ = scores.ssim
+    assert scores.to_json() == {"psnr": None, "classes": [{"dice": None, "num": 3}]}
 
 
 def test_counters_are_nothing_while_tensorstore_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:

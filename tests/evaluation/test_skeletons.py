@@ -21,7 +21,9 @@ from scored import Workers, evaluated
 import volpipe as vp
 from volpipe.errors import PlanError, RecipeError, VolumeError
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.evaluation.run_lengths import Nodes, SkeletonScores, skeleton_scores
+from volpipe.evaluation.run_lengths import Nodes
+from volpipe.evaluation.score import Scores
+from volpipe.evaluation.scores import skeleton_scores
 from volpipe.evaluation.skeletons import Skeletons, read_skeletons
 from volpipe.volumes.volume import open_volume
 
@@ -75,7 +77,7 @@ def test_run_lengths_are_those_by_hand_whatever_the_blocks(block: tuple[int, int
     """Runs: of 7 three steps; of 9 one, and one beyond the gap; of 5 three. Label 3 is in both, so that it has none."""
     neurites()
     scores = evaluated(names=("labels.h5/labels", None), kind="skeletons", skeletons="truth", block=block).scores
-    assert isinstance(scores, SkeletonScores)
+    assert isinstance(scores, Scores)
     step, total = 16.0, 15 * 16.0
     assert scores.erl == pytest.approx((3**2 + 2**2 + 3**2) * step**2 / total)
     assert scores.max_erl == pytest.approx((10**2 + 5**2) * step**2 / total)
@@ -89,7 +91,7 @@ def test_run_lengths_are_those_by_hand_whatever_the_blocks(block: tuple[int, int
 def test_labels_that_are_ignored_are_background() -> None:
     neurites()
     scores = evaluated(names=("labels.h5/labels", None), kind="skeletons", skeletons="truth", ignore=3).scores
-    assert isinstance(scores, SkeletonScores)
+    assert isinstance(scores, Scores)
     assert (scores.correct, scores.split, scores.merged, scores.omitted, scores.mergers) == (8, 1, 0, 6, 0)
 
 
@@ -100,7 +102,7 @@ def test_blocks_that_were_lost_are_scored_by_the_same_call() -> None:
     assert lost.scores is None and [part.unit for part in lost.missing] == [0]
     again = Workers()
     scores = evaluated(again, names=("labels.h5/labels", None), **options).scores
-    assert again.blocks == [0] and isinstance(scores, SkeletonScores) and scores.correct == 8
+    assert again.blocks == [0] and isinstance(scores, Scores) and scores.correct == 8
 
 
 def by_a_loop(names: list[str], nodes: list[tuple[str, int]], edges: dict[tuple[int, int], float]) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def test_a_neuron_that_the_box_cuts_in_two_is_no_split_and_no_merge() -> None:
     for name in ("one", "two"):
         options = {"kind": "skeletons", "skeletons": "bow.swc", "roi": "0:6,0:9,0:8"}
         result = evaluated(names=(f"labels.h5/{name}", None), block=(3, 3, 3), **options)
-        assert isinstance(result.scores, SkeletonScores)
+        assert isinstance(result.scores, Scores)
         assert "4 of 20 nodes, of 1 neuron, lie outside box 0:6,0:9,0:8" in result.notes[0]
         assert (result.scores.nerl, result.scores.correct, result.scores.erl) == (1, 14, pytest.approx(7 * 8))
 
@@ -168,7 +170,7 @@ def test_skeletons_without_an_edge_in_the_box_have_no_run_length() -> None:
     write_labels(np.ones(SHAPE, np.uint8))
     write_swc("a.swc", [(1, 2, 3), (1, 40, 3)])
     scores = evaluated(names=("labels.h5/labels", None), kind="skeletons", skeletons="a.swc").scores
-    assert isinstance(scores, SkeletonScores)
+    assert isinstance(scores, Scores)
     assert np.isnan([scores.erl, scores.nerl]).all() and len(scores.neurons) == 1
 
 
@@ -336,7 +338,7 @@ def test_skeletons_of_the_reference_lie_where_its_labels_do(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "kimimaro", SimpleNamespace(skeletonize=skeletonize))
     names = ("labels.h5/labels", "labels.h5/truth")
     result = evaluated(names=names, kind="skeletons", skeletons="labels", roi="1:6,2:20,1:24", ignore=0xFFFE)
-    assert isinstance(result.scores, SkeletonScores)
+    assert isinstance(result.scores, Scores)
     assert seen == [([0, 4, 6], SIZE, {"progress": False, "parallel": 1})]
     assert {n.name: (n.correct, n.split, n.omitted) for n in result.scores.neurons} == {"4": (15, 1, 0), "6": (9, 0, 0)}
     assert result.scores.length == pytest.approx((16 + 9) * 8)
@@ -375,7 +377,7 @@ def test_skeletons_that_change_meanwhile_are_looked_at_again() -> None:
     evaluation = plan_evaluation("labels.h5/labels", None, kind="skeletons", skeletons="truth")
     write_swc("truth/short.swc", [(4, 15, x) for x in range(5)])
     with pytest.raises(PlanError, match=r"truth has changed since it was looked at"):
-        evaluation.store_nodes(Path("nodes.npz"))
+        evaluation.with_nodes(Path("nodes.npz")).store_nodes()
     volume, skeletons = open_volume("labels.h5/labels"), read_skeletons("truth")
     assert isinstance(skeletons, Skeletons)
     table = Nodes.placed(skeletons, volume, evaluation.box, (3, 7, 5))

@@ -24,10 +24,11 @@ from volpipe.geometry.grid import Box, Lattice, Triple, cells, triple
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
+from volpipe.stages.sizing import Sizing
 from volpipe.volumes.storage.growing import part_bytes
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.writer import shard_bytes
-from volpipe.workflow.prepare import Sizing, prepare
+from volpipe.workflow.prepare import prepare
 
 DENOISE = facts(halo=(10, 10, 10), window=(84, 84, 84))  # the default recipe's, about
 HALF = ("windows.blend=hann", "windows.shape=[64,64,64]", "windows.overlap=32")

@@ -27,11 +27,11 @@ from volpipe.geometry.grid import Box
 from volpipe.inference import runner as runner_module
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.infer import block_sums, cut, infer
-from volpipe.inference.intensity import Affine, Tally, to_dtype
+from volpipe.inference.intensity import Affine, ClippedVoxels, to_dtype
 from volpipe.inference.output import create_output, finish
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Bus, Runner, load_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows, Voxels
 from volpipe.recipes.inference import load_recipe
@@ -59,7 +59,7 @@ def laid_out(folder: Path, shape: tuple[int, int, int], *settings: str) -> Plan:
     location = write_volume(folder / "in.n5", noise(shape))
     plan = prepare(str(location), load_recipe(None, ["output.levels=0", *settings]), folder / "out.zarr", folder)
     create_output(plan, {})
-    Tensors(plan, folder).create()
+    ScratchTensors(plan, folder).create()
     return plan
 
 
@@ -67,7 +67,7 @@ def crossed(plan: Plan, folder: Path) -> tuple[int, int]:
     """Return the bytes that go up and come down in a run of `plan`, block after block."""
     source = StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE)
     blocks = [block for block in range(len(plan.blocks)) if not plan.sum_box(block).is_empty]
-    outcomes = list(infer(Selection(plan), NORMALISE, Tensors(plan, folder), source, blocks))
+    outcomes = list(infer(Selection(plan), NORMALISE, ScratchTensors(plan, folder), source, blocks))
     assert not [outcome for _, outcome in outcomes if isinstance(outcome, Exception)]
     bus = load_runner(plan).bus
     return bus.up_bytes, bus.down_bytes
@@ -147,7 +147,7 @@ def test_while_a_sum_grows_the_gpu_is_asked_for_no_value(blend: str, dtype: str)
     for number, out in zip(numbers, runner.run(windows), strict=True):
         assert out.device.type == "meta"
         growing.add(number, out)
-    finished = growing._total if growing.is_finished else finish(plan, NORMALISE, growing._total, Tally())
+    finished = growing._total if growing.is_finished else finish(plan, NORMALISE, growing._total, ClippedVoxels())
     assert (finished.device.type, finished.dtype) == ("meta", getattr(torch, dtype))
     assert bus.down_bytes == 0
 
@@ -171,7 +171,7 @@ def test_a_value_of_such_a_gpu_cannot_be_asked_for() -> None:
 )
 def test_arrays_and_tensors_have_the_same_bits(values: list[float], dtype: str, affine: Affine) -> None:
     array = np.array(values, np.float32)
-    tensor, tallies = torch.from_numpy(array.copy()), (Tally(), Tally())
+    tensor, tallies = torch.from_numpy(array.copy()), (ClippedVoxels(), ClippedVoxels())
     expected = to_dtype(affine.invert(array), np.dtype(dtype), tallies[0])
     result = to_dtype(affine.invert(tensor), np.dtype(dtype), tallies[1]).numpy()
     assert result.tobytes() == expected.tobytes()

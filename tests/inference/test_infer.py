@@ -30,7 +30,7 @@ from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
 from volpipe.inference.reassemble import _outcome
 from volpipe.inference.runner import Runner, largest_that_fits, load_runner, loaded_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import affine
 from volpipe.inference.windows import SlabsOf, StreamedWindows, Voxels, WindowSource, ahead, batches
@@ -302,7 +302,7 @@ def test_blocks_with_damaged_chunks_fail_and_the_others_are_written(tmp_path: Pa
     data = noise((8, 16, 24))
     plan, source, normalise = laid_out(tmp_path, data, IDENTITY)
     (tmp_path / "in.n5" / "raw" / "1" / "0" / "0").write_bytes(b"rubbish")  # N5 counts x, y, z: block 1
-    outcomes = list(infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, range(6)))
+    outcomes = list(infer(Selection(plan), normalise, ScratchTensors(plan, tmp_path), source, range(6)))
     assert sorted(block for block, _ in outcomes) == [0, 1, 2, 3, 4, 5]
     ((block, error),) = [(block, error) for block, error in outcomes if isinstance(error, Exception)]
     assert block == 1
@@ -328,7 +328,7 @@ def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) ->
     data = noise((8, 16, 32)) // 2
     data[0, 0, 9] = 255  # in the second window of block 0, and of none else
     plan, source, normalise = laid_out(tmp_path, data, "net.name=fussy.py:fussy", *ALLOWED, "windows.block=[1,2,2]")
-    outcomes = list(infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, [0, 1]))
+    outcomes = list(infer(Selection(plan), normalise, ScratchTensors(plan, tmp_path), source, [0, 1]))
     assert [(block, repr(error) if isinstance(error, Exception) else "written") for block, error in outcomes] == [
         (0, "ArithmeticError('255 is too much')"),
         (1, "written"),
@@ -381,7 +381,7 @@ print(default, faults())
 
 def test_whoever_stops_listening_leaves_no_thread(tmp_path: Path) -> None:
     plan, source, normalise = laid_out(tmp_path, noise((8, 16, 64)), IDENTITY)
-    stream = infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, range(16))
+    stream = infer(Selection(plan), normalise, ScratchTensors(plan, tmp_path), source, range(16))
     assert next(stream)[0] == 0
     stream.close()  # type: ignore[attr-defined]  # a generator
     del stream

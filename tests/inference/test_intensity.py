@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from volpipe.blockwise.journal import Record
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.inference.intensity import Affine, Tally, to_dtype, unit_scale
+from volpipe.inference.intensity import Affine, ClippedVoxels, to_dtype, unit_scale
 from volpipe.inference.statistics import (
     NUM_BINS,
     Statistics,
@@ -181,7 +181,7 @@ def test_only_voxels_beyond_the_range_count_as_clipped(dtype: str, kind: Callabl
     beyond = max(np.nextafter(top, np.float32(np.inf)), top + np.float32(1))
     below = min(np.nextafter(np.float32(info.min), np.float32(-np.inf)), np.float32(info.min) - np.float32(1))
     values = np.array([top, top, info.min, 0, beyond, beyond, below], np.float32)
-    tally = Tally()
+    tally = ClippedVoxels()
     stored = np.asarray(to_dtype(kind(values), np.dtype(dtype), tally))
     assert stored.tolist() == [info.max, info.max, info.min, 0, info.max, info.max, info.min]
     assert tally.clipped == 3

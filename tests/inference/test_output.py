@@ -27,8 +27,9 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import Multiscale, Writer, create_multiscale, open_volume
 from volpipe.volumes.writer import ShardStream
-from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.driver import Report
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"]
 VOXEL, ORIGIN = (16.0, 8.0, 4.0), (160.0, -80.0, 40.0)  # of the input, nm, (z, y, x)

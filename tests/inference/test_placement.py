@@ -22,8 +22,8 @@ from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 RAW = ("normalise.method=none", "output.levels=0", "net.untrained=true", "windows.block=[1,2,2]")
 # Norms over the whole window: their numbers depend on where windows lie, and on their size.

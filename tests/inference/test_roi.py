@@ -39,9 +39,9 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
+from volpipe.workflow.work_plan import execute
 
 SOME = examples(8, 12)
 

@@ -12,13 +12,14 @@ import pytest
 from slabs import NORMALISE, planned, slabs_of, source_of
 from volumes import noise, windowed, write_volume
 
+from volpipe.blockwise.notes import Reporter
 from volpipe.geometry.grid import Box
 from volpipe.inference import reassemble
 from volpipe.inference.infer import infer
 from volpipe.inference.output import ShardFile, create_output
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Bus, Runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.volumes.writer import ShardStream
 
@@ -40,10 +41,11 @@ def test_while_a_file_is_put_in_its_place_the_next_block_is_computed(
     """A GPU would wait for it."""
     computed, windows, close = threading.Event(), list[int](), reassemble.close_shard
 
-    def count(num: int) -> None:
-        windows.append(num)
-        if len(windows) == 12:  # all of both blocks
-            computed.set()
+    class Counter(Reporter):
+        def add(self, num_windows: int) -> None:
+            windows.append(num_windows)
+            if len(windows) == 12:  # all of both blocks
+                computed.set()
 
     def slow(plan: Plan, shard: int, stream: ShardFile) -> str:
         assert computed.wait(20)
@@ -53,7 +55,7 @@ def test_while_a_file_is_put_in_its_place_the_next_block_is_computed(
     with slabs_of(1):
         plan = in_a_row(tmp_path, 2)
         outcomes = list(
-            infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1], on_windows=count)
+            infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0, 1], Counter())
         )
     assert [(block, isinstance(outcome, Exception)) for block, outcome in outcomes] == [(0, False), (1, False)]
 
@@ -71,12 +73,24 @@ def test_a_file_that_cannot_be_put_in_its_place_fails_its_block_alone(
     monkeypatch.setattr(reassemble, "close_shard", full)
     with slabs_of(1):
         plan = in_a_row(tmp_path, 4)
-        outcomes = dict(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), range(4)))
+        outcomes = dict(infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), range(4)))
     assert {block: isinstance(outcome, OSError) for block, outcome in outcomes.items()} == {
         0: False, 1: True, 2: False, 3: False,
     }  # fmt: skip
     files = [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
     assert sorted(path.name for path in files) == ["0", "2", "3"]
+
+
+class Dismissed(Reporter):
+    """A reporter that counts into `windows`, and is dismissed once there are more than `after`."""
+
+    def __init__(self, windows: list[int], after: int) -> None:
+        super().__init__()
+        self.windows, self.after = windows, after
+
+    def add(self, num_windows: int) -> None:
+        self.windows.append(num_windows)
+        self.is_dismissed = sum(self.windows) > self.after
 
 
 @pytest.mark.parametrize("voxels", [1, None])  # of a slab; None for blocks that are computed as a whole
@@ -86,10 +100,12 @@ def test_once_it_is_over_blocks_that_were_begun_are_finished_and_no_other_begins
     windows = list[int]()
     with slabs_of(voxels) if voxels else nullcontext():
         plan = in_a_row(tmp_path, 4)
-        everything = Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), range(4)
-        outcomes = infer(*everything, on_windows=windows.append, is_over=lambda: sum(windows) > 6)
+        everything = Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), range(4)
+        outcomes = infer(*everything, Dismissed(windows, after=6))
         done = [(block, isinstance(outcome, Exception)) for block, outcome in outcomes]
-        assert list(infer(*everything, is_over=lambda: True)) == []
+        dismissed = Reporter()
+        dismissed.is_dismissed = True
+        assert list(infer(*everything, dismissed)) == []
     assert plan.has_slabs == (voxels is not None)
     assert (done, sum(windows)) == ([(0, False), (1, False)], 12)
 
@@ -107,7 +123,7 @@ def test_what_fails_while_a_file_is_stored_for_good_fails_its_block(
     monkeypatch.setattr(ShardStream, "persist", persist)
     with slabs_of(1):
         plan = in_a_row(tmp_path, 2)
-        outcomes = dict(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]))
+        outcomes = dict(infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0, 1]))
     assert {block: isinstance(outcome, OSError) for block, outcome in outcomes.items()} == {0: True, 1: False}
     files = [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
     assert [path.name for path in files] == ["1"]
@@ -126,7 +142,7 @@ def test_a_block_that_fails_last_hides_none_that_is_still_put_in_its_place(
     with slabs_of(1):
         plan = in_a_row(tmp_path, 2)
         (tmp_path / "in.n5/raw/1/0/0").write_bytes(b"rubbish")  # N5 counts x, y, z: block 1
-        outcomes = dict(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]))
+        outcomes = dict(infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0, 1]))
     assert {block: isinstance(outcome, Exception) for block, outcome in outcomes.items()} == {0: False, 1: True}
 
 
@@ -150,7 +166,7 @@ def test_slabs_that_wait_for_their_turn_are_not_written_once_their_block_has_fai
     monkeypatch.setattr(reassemble, "append_voxels", append)
     with slabs_of(1):
         plan = in_a_row(tmp_path, 2)
-        outcomes = list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]))
+        outcomes = list(infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0, 1]))
     assert [(block, isinstance(outcome, Exception)) for block, outcome in outcomes] == [(0, True), (1, False)]
     files = [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
     assert [path.name for path in files] == ["1"]

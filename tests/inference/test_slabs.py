@@ -17,6 +17,7 @@ from inline import Inline, Stopped
 from slabs import NORMALISE, planned, slabs_of, source_of
 from volumes import fingerprint, noise, windowed, write_volume
 
+from volpipe.blockwise.notes import Reporter
 from volpipe.estimation.memory import cuda_bytes, memory_bytes
 from volpipe.geometry import block_shape
 from volpipe.geometry.blend import FAMILIES
@@ -25,7 +26,7 @@ from volpipe.inference.infer import infer
 from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import load_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import read_fingerprint
 from volpipe.runs import worker
@@ -36,7 +37,7 @@ from volpipe.runs.worker import Job
 from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage.paths import partial_of
 from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume
-from volpipe.workflow.driver import execute
+from volpipe.workflow.work_plan import execute
 
 
 def at_corner(plan: Plan) -> Plan:
@@ -146,7 +147,7 @@ def test_every_voxel_of_a_block_is_read_once(
         assert len(plan.blocks) == 1
         assert len(Selection(plan).slabs(0)) == num_slabs
         monkeypatch.setattr(Reader, "read", read)
-        outcomes = list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0]))
+        outcomes = list(infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0]))
     assert [block for block, outcome in outcomes if not isinstance(outcome, Exception)] == [0]
     assert seen == dict.fromkeys(range(6), 1)
 
@@ -159,7 +160,7 @@ def test_the_fingerprint_of_a_block_is_that_of_its_voxels(tmp_path: Path) -> Non
         def looked() -> str:
             return read_fingerprint(plan.source.volume().open(), selection.slabs(0))
 
-        ((_, result),) = infer(selection, NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0])
+        ((_, result),) = infer(selection, NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0])
         assert not isinstance(result, Exception)
         assert result.fingerprint == looked()
         data = noise((96, 48, 48))
@@ -174,11 +175,12 @@ def test_a_block_whose_input_changes_meanwhile_fails_and_leaves_nothing(tmp_path
         plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
         source, windows = source_of(plan), list[int]()
 
-        def touch(num: int) -> None:
-            windows.append(num)
-            (tmp_path / "in.n5/raw/0/0/0").touch()
+        class Toucher(Reporter):
+            def add(self, num_windows: int) -> None:
+                windows.append(num_windows)
+                (tmp_path / "in.n5/raw/0/0/0").touch()
 
-        ((_, error),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source, [0], on_windows=touch)
+        ((_, error),) = infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source, [0], Toucher())
     assert "changed while its voxels" in str(error)
     assert len(windows) > 2
     assert not [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
@@ -217,7 +219,7 @@ def test_a_voxel_that_is_nan_in_two_slabs_counts_once(tmp_path: Path) -> None:
             )  # fmt: skip
             create_output(plan, {})
             assert plan.has_slabs == (voxels == 1)
-            ((_, result),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0])
+            ((_, result),) = infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0])
             assert not isinstance(result, Exception)
             bad.append((result.bad.nan, result.bad.infinite))
     assert bad == [(20, 0)] * 2
@@ -236,7 +238,7 @@ def test_a_block_with_nan_fails_at_once_and_the_next_is_computed(tmp_path: Path)
         )  # fmt: skip
         create_output(plan, {})
         (_, error), (second, result) = infer(
-            Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]
+            Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0, 1]
         )
     assert "1 NaN" in str(error)
     assert second == 1
@@ -453,7 +455,7 @@ def test_verify_computes_a_layer_of_a_block_of_sums(tmp_path: Path, seed: int, b
 def test_verify_computes_a_slab_of_a_block_and_finds_a_voxel_that_differs(tmp_path: Path) -> None:
     with slabs_of(1):
         plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
-        list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0]))
+        list(infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), [0]))
         (found,) = recompute(Selection(plan), NORMALISE, load_runner(plan), 1)
         assert found.num_differ == 0
         assert found.box.shape == (16, 48, 48)

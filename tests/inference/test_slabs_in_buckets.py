@@ -23,7 +23,7 @@ from volpipe.inference import windows
 from volpipe.inference.infer import infer
 from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
@@ -33,8 +33,8 @@ from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage import growing
 from volpipe.volumes.storage.requests import InTurn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 SHAPE, PART = (96, 48, 48), 4096
 AT_ONCE = 4  # pieces of uint8 that are read at a time
@@ -174,7 +174,7 @@ def test_pieces_of_the_next_slabs_are_asked_for_before_one_is_cut(
 def test_nothing_is_read_ahead_any_more_where_a_run_ends_amid_a_block(bucket: Bucket, tmp_path: Path) -> None:
     plan = plan_of("s3://cells/out.zarr", tmp_path, *BARS)
     create_output(plan, {})
-    begun = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), range(3))
+    begun = infer(Selection(plan), NORMALISE, ScratchTensors(plan, tmp_path), source_of(plan), range(3))
     assert next(begun)[0] == 0
     assert readers()
     begun.close()

@@ -19,7 +19,7 @@ from volpipe.inference import pyramid
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
-from volpipe.workflow.driver import execute
+from volpipe.workflow.work_plan import execute
 
 WINDOW = (36, 52, 52)  # oneDNN sums the default net's in another order with two threads; of 32 or 40 voxels it does not
 SITES = (

@@ -20,8 +20,8 @@ from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.targets import histograms, roc_auc, targets
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 RECIPE = shipped_recipe(Path("affinities"))
 TRAINING = shipped_recipe(Path("train_affinities"))

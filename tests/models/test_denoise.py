@@ -23,8 +23,8 @@ from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import load_recipe
 from volpipe.synthetic.volume import MEMBRANE, Sample, write_sample
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 RECIPE = ROOT / "configs" / "default.toml"
 WEIGHTS = ROOT / "models" / "unet3d_denoise.safetensors"

@@ -19,8 +19,8 @@ from volpipe.recipes.training import load_training
 from volpipe.resolve import shipped_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 FACTORS = {
     "superres_z4": 4, "superres_z2": 2, "superres_z4_noisy": 4, "superres_z2_noisy": 2, "superres_z4_sharp": 4

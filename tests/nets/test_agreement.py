@@ -21,7 +21,7 @@ from volpipe.inference.plan import Plan
 from volpipe.nets import load, receptive_field
 from volpipe.nets.load import describe
 from volpipe.nets.net_geometry import SlowNetError
-from volpipe.nets.receptive_field import Watch, measure_geometry
+from volpipe.nets.receptive_field import TimeLimit, measure_geometry
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.workflow.prepare import prepare
 
@@ -217,7 +217,7 @@ class Clock:
 def test_measuring_ends_in_time_and_says_what_is_known_and_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "volpipe.nets.receptive_field")
     with pytest.raises(SlowNetError) as caught:
-        measure_geometry(Flat3d, 1, Watch(clock=Clock(2.0), wall=Clock(2.0)))
+        measure_geometry(Flat3d, 1, TimeLimit(clock=Clock(2.0), wall=Clock(2.0)))
     assert re.fullmatch(
         r"measuring took more than 60 s of processor time; "
         r"known so far: scale \(1, 1, 1\), stride along z 1.*; missing: .*halo along x",
@@ -230,14 +230,14 @@ def test_measuring_ends_in_time_and_says_what_is_known_and_what_is_missing(caplo
 
 
 def test_a_busy_machine_refuses_no_net_that_takes_little_of_its_processor() -> None:
-    facts = measure_geometry(Flat3d, 1, Watch(clock=Clock(0.1), wall=Clock(2.0)))  # a minute goes by in 30 windows
+    facts = measure_geometry(Flat3d, 1, TimeLimit(clock=Clock(0.1), wall=Clock(2.0)))  # a minute goes by in 30 windows
     assert (facts.stride, facts.halo) == ((1, 4, 4), (0, 5, 5))
     with pytest.raises(SlowNetError, match="measuring took more than 1200 s; known so far"):
-        measure_geometry(Flat3d, 1, Watch(clock=Clock(0.0), wall=Clock(30.0)))
+        measure_geometry(Flat3d, 1, TimeLimit(clock=Clock(0.0), wall=Clock(30.0)))
 
 
 def test_the_time_of_measuring_is_that_of_a_processor() -> None:
-    watch = Watch()
+    watch = TimeLimit()
     started, wall = watch.clock(), watch.wall()
     time.sleep(0.3)
     assert watch.clock() - started < 0.1 < 0.3 <= watch.wall() - wall
@@ -265,7 +265,7 @@ def test_a_net_that_is_too_slow_is_refused_with_the_keys_to_give(
                                     "        while time.thread_time() < stop: pass\n        return super().forward(x)\n"
                                     "def slow(): return Slow()\n")  # fmt: skip
     monkeypatch.setattr(console, "PLAIN_LINE_SECONDS", 0.0)
-    monkeypatch.setattr(Watch, "__init__", short(Watch.__init__))
+    monkeypatch.setattr(TimeLimit, "__init__", short(TimeLimit.__init__))
     started = time.monotonic()
     for command in (["plan", "--quick"], ["net"]):
         place = ["nets.py:slow"] if command == ["net"] else ["in.n5", *set_each("net.name=nets.py:slow")]
@@ -278,7 +278,7 @@ def test_a_net_that_is_too_slow_is_refused_with_the_keys_to_give(
 
 
 def short(plain: Callable[..., None]) -> Callable[..., None]:
-    def init(watch: Watch) -> None:
+    def init(watch: TimeLimit) -> None:
         plain(watch, most_seconds=0.2)
 
     return init

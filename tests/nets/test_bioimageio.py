@@ -18,7 +18,7 @@ from zoo import SEEN, Smooth, changed, description, facts_of, out_of, sha256, sm
 
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.nets.bioimageio import PackageNet, compare
-from volpipe.nets.bioimageio_ops import EPS, Step
+from volpipe.nets.bioimageio_ops import EPS, ScaleRange
 from volpipe.nets.bioimageio_spec import Tolerance
 from volpipe.nets.facts import with_normalisation
 from volpipe.nets.load import build_net, describe
@@ -139,7 +139,7 @@ def test_percentiles_of_a_tensor_stay_where_it_is_and_take_nan_for_the_largest(a
     along = tuple("bczyx".index(axis) for axis in axes)
     largest = np.nan_to_num(values.astype(np.float64), nan=1e9)  # in order, NaN come last
     low, high = np.quantile(largest, (0.1, 0.4), axis=along, keepdims=True)
-    scale = Step("scale_range", (10.0,), (40.0,), axes)
+    scale = ScaleRange(axes, EPS, 10.0, 40.0)
     scaled = scale(torch.from_numpy(values).requires_grad_())
     np.testing.assert_allclose(scaled.detach().numpy(), (values - low) / (high - low + EPS), rtol=1e-4, atol=1e-4)
     assert scaled.requires_grad

@@ -16,8 +16,9 @@ from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.options import RunOptions
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.driver import Report
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 SHAPE = (20, 30, 41)
 FILTERS = """

@@ -21,8 +21,8 @@ from volpipe.nets.load import build, cached_geometry, describe
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.task import Training
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 NET = """
 import torch

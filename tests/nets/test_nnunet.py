@@ -26,8 +26,8 @@ from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 PEER = Path(__file__).parent / "nnunet_peer.py"
 PATCH = {3: [16, 16, 24], 2: [16, 24]}

@@ -28,8 +28,8 @@ from volpipe.nets.state_dicts import load_weights
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs import provenance
 from volpipe.runs.provenance import read_provenance
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrained=true")
 NETS = """

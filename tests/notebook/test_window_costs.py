@@ -67,7 +67,7 @@ def test_windows_of_a_module_are_tried_here_and_its_settings_run() -> None:
 
 def test_a_window_that_would_not_fit_beside_the_notebook_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_search, "free_memory", lambda: 4 * MIB)
-    monkeypatch.setattr(window_search, "_try", lambda *arguments: (0.1, window_search.held_memory() + 10 * MIB))
+    monkeypatch.setattr(window_search, "_time_call", lambda *arguments: (0.1, window_search.held_memory() + 10 * MIB))
     table = vp.windows(Slow())
     assert len(table.costs) == 1
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from volpipe.errors import RecipeError
-from volpipe.recipes.batch import Batch, Dataset, expand, home, list_datasets, load_batch
+from volpipe.recipes.batch import BatchDataset, BatchRecipe, expand, home, list_datasets, load_batch
 
 VOLUMES = ("a.n5/em", "b.n5/em", "c.n5/em", "other.n5/em")
 
@@ -22,15 +22,15 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def listed(**keys: object) -> list[Dataset]:
+def listed(**keys: object) -> list[BatchDataset]:
     """Return the datasets of a batch without mistakes."""
-    datasets, mistakes = list_datasets(Batch.model_validate({"out": "done"} | keys))
+    datasets, mistakes = list_datasets(BatchRecipe.model_validate({"out": "done"} | keys))
     assert mistakes == []
     return datasets
 
 
 def wrong(**keys: object) -> list[tuple[str, str]]:
-    return list_datasets(Batch.model_validate({"out": "done"} | keys))[1]
+    return list_datasets(BatchRecipe.model_validate({"out": "done"} | keys))[1]
 
 
 def test_a_pattern_may_end_in_a_key_and_a_literal_name_may_look_like_one(tmp_path: Path) -> None:

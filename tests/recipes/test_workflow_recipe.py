@@ -12,8 +12,9 @@ from conftest import ROOT
 from volpipe.errors import RecipeError
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.recipes.workflow import Flow, find_flow
+from volpipe.recipes.workflow import Flow
 from volpipe.resolve import shipped_recipe
+from volpipe.workflow.recipe import find_flow
 
 TWO = """
 [[stage]]

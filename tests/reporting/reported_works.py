@@ -8,7 +8,7 @@ from typing import Any
 
 from volumes import windowed
 
-from volpipe.reporting.page import Item, Link, Page, Sheet
+from volpipe.reporting.page import Item, Page, ReportLink, Sheet
 from volpipe.units import brief, size
 
 SHAPE = (8, 16, 32)
@@ -79,7 +79,7 @@ def sheet(page: Page, title: str) -> dict[str, dict[str, Any]]:
     """Return the rows of a table by their first cell, each by its columns."""
     found = next(item for item in items(page) if isinstance(item, Sheet) and item.title == title)
     return {
-        row[0].text if isinstance(row[0], Link) else str(row[0]): dict(zip(found.names, row, strict=True))
+        row[0].text if isinstance(row[0], ReportLink) else str(row[0]): dict(zip(found.names, row, strict=True))
         for row in found.rows
     }
 

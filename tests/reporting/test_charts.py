@@ -29,7 +29,7 @@ from volpipe.reporting import histogram
 from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.frames import MOST_BYTES, STRIP, encoded, hatched, resized
 from volpipe.reporting.histogram import sizes_chart
-from volpipe.reporting.page import Chart, Link, Page, Picture, Section, Sheet
+from volpipe.reporting.page import Chart, Page, PageSection, Picture, ReportLink, Sheet
 from volpipe.reporting.render import write_page
 from volpipe.reporting.shades import colours as label_colours
 from volpipe.reporting.tasks import colours_of
@@ -37,8 +37,8 @@ from volpipe.training.pages import curves
 from volpipe.training.search.pages import trial_items
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.batch_table import DatasetRow
-from volpipe.workflow.driver import execute
 from volpipe.workflow.pages import dataset_sheet
+from volpipe.workflow.work_plan import execute
 
 
 def table(folder: Path, sizes: np.ndarray) -> Path:
@@ -200,7 +200,7 @@ def test_a_batch_has_a_thumbnail_of_each_complete_dataset(tmp_path: Path, browse
     page, folder = find_page(str(next(tmp_path.glob("*.batch"))))
     (sheet,) = [i for s in page.sections for i in s.items if isinstance(i, Sheet) and i.names[0] == "dataset"]
     links = [row[0] for row in sheet.rows]
-    assert all(isinstance(link, Link) and (folder / link.target).is_file() for link in links)
+    assert all(isinstance(link, ReportLink) and (folder / link.target).is_file() for link in links)
     images = [np.array(Image.open(io.BytesIO(link.image))) if link.image else None for link in links]
     assert [None if image is None else image.shape for image in images] == [(128, 128), (128, 128), None]
     assert images[0] is not None and (np.diff(images[0][64].astype(int)) >= 0).all() and np.ptp(images[0]) > 150
@@ -222,7 +222,7 @@ def test_a_batch_fits_into_a_page_with_its_reasons_on_lines_of_their_own(tmp_pat
                    cpu_seconds=9e6, read_bytes=10**12, written_bytes=10**12, missing=i * 1000, seams={"z": 1.0})
         for i in range(3)
     ]  # fmt: skip
-    page = Page("a batch", "not complete", [Section("Datasets", [dataset_sheet(tmp_path, rows, {})])])
+    page = Page("a batch", "not complete", [PageSection("Datasets", [dataset_sheet(tmp_path, rows, {})])])
     write_page(page, tmp_path / "page.html")
     browser.open_file(tmp_path / "page.html")
     wide = browser.driver.execute_script(
@@ -237,7 +237,9 @@ def test_a_batch_fits_into_a_page_with_its_reasons_on_lines_of_their_own(tmp_pat
 @pytest.mark.browser
 def test_pictures_are_as_wide_as_a_third_of_the_page(tmp_path: Path, browser: Browser) -> None:
     image, media_type = encoded(noise((40, 40)))
-    page = Page("a run", "complete", [Section("Slices", [Picture(f"{i}", "", image, media_type) for i in range(3)])])
+    page = Page(
+        "a run", "complete", [PageSection("Slices", [Picture(f"{i}", "", image, media_type) for i in range(3)])]
+    )
     write_page(page, tmp_path / "page.html")
     browser.open_file(tmp_path / "page.html")
     places = browser.driver.execute_script(
@@ -291,7 +293,7 @@ def test_the_legend_of_many_stages_is_seen_whole(tmp_path: Path, browser: Browse
     changes = {"encoding": {"color": {"scale": {"domain": list(colours), "range": list(colours.values())}}}}
     data = {"began": [0, 1], "began_elapsed": [0, 1], "stage": [next(iter(colours))] * 2, "tasks": [1, 1]}
     chart = Chart("Tasks at work", "", "at_work", data, changes)
-    write_page(Page("a flow", "complete", [Section("Timeline", [chart])]), tmp_path / "page.html")
+    write_page(Page("a flow", "complete", [PageSection("Timeline", [chart])]), tmp_path / "page.html")
     browser.open_file(tmp_path / "page.html")
     pixels = browser.driver.execute_script("""
         const canvas = document.querySelector("canvas");
@@ -322,6 +324,6 @@ def test_every_chart_is_drawn_without_a_complaint(tmp_path: Path, browser: Brows
     assert {item.kind for item in charts if isinstance(item, Chart)} >= {
         "block_times", "block_nodes", "sizes", "histogram", "seams", "lines", "trials",
     }  # fmt: skip
-    write_page(Page("charts", "complete", [Section("Charts", charts)]), tmp_path / "page.html")
+    write_page(Page("charts", "complete", [PageSection("Charts", charts)]), tmp_path / "page.html")
     browser.open_file(tmp_path / "page.html")
     assert browser.drawn_pixels() > 1000

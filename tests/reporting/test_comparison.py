@@ -20,9 +20,10 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.reporting import overview
 from volpipe.reporting.frames import FRAME, STRIP, STRIPES
-from volpipe.reporting.page import Chart, Item, Note, Picture
-from volpipe.workflow.driver import RunWork, execute
+from volpipe.reporting.page import Chart, Item, Picture, Sentence
+from volpipe.workflow.driver import RunWork
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 BLOCKS = windowed((8, 8, 8), (0, 0, 0), (2, 2, 2), "crop")  # of 16 voxels
 SAME = ("net.name=identity", "normalise.method=none", *BLOCKS)
@@ -53,7 +54,7 @@ def pictures(items: Sequence[Item]) -> dict[str, np.ndarray]:
 
 
 def notes(items: Sequence[Item]) -> str:
-    return " ".join(item.text for item in items if isinstance(item, Note))
+    return " ".join(item.text for item in items if isinstance(item, Sentence))
 
 
 def voxels(pixels: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

@@ -15,7 +15,19 @@ from conftest import ROOT
 from PIL import Image
 
 from volpipe.errors import VolumeError
-from volpipe.reporting.page import Chart, Draft, Facts, Item, Link, Note, Page, Picture, Section, Sheet, sections_of
+from volpipe.reporting.page import (
+    Chart,
+    Draft,
+    FactTable,
+    Item,
+    Page,
+    PageSection,
+    Picture,
+    ReportLink,
+    Sentence,
+    Sheet,
+    sections_of,
+)
 from volpipe.reporting.render import MOST_BYTES, render, write_page
 
 EVIL = "<script>alert(1)</script>"
@@ -39,15 +51,15 @@ def lines(title: str = "losses", num: int = 10) -> Chart:
 
 
 def page_of(*items: Item, title: str = "out.zarr") -> Page:
-    return Page(title, "complete", [Section("One", items)])
+    return Page(title, "complete", [PageSection("One", items)])
 
 
 @pytest.mark.browser
 def test_a_page_opens_from_its_file_without_a_network(browser: Browser, tmp_path: Path) -> None:
-    rows = [["a", 1, 2.5, None], [Link(EVIL, "b c/#1 <x>.html", png((4, 4))), 2, float("nan"), BREAKOUT]]
+    rows = [["a", 1, 2.5, None], [ReportLink(EVIL, "b c/#1 <x>.html", png((4, 4))), 2, float("nan"), BREAKOUT]]
     items = [
-        Facts(EVIL, {"name": EVIL, "values": ["one", BREAKOUT]}), Sheet("table", ["a", "b", EVIL, "d"], rows, EVIL),
-        Picture(EVIL, BREAKOUT, png((30, 40))), lines(BREAKOUT), Note(EVIL, "warning"),
+        FactTable(EVIL, {"name": EVIL, "values": ["one", BREAKOUT]}), Sheet("table", ["a", "b", EVIL, "d"], rows, EVIL),
+        Picture(EVIL, BREAKOUT, png((30, 40))), lines(BREAKOUT), Sentence(EVIL, "warning"),
     ]  # fmt: skip
     file = tmp_path / "a report.html"
     assert write_page(page_of(*items, title=EVIL), file) == file.stat().st_size < MOST_BYTES
@@ -80,8 +92,10 @@ def test_a_page_stays_small_whatever_it_is_given() -> None:
     Image.fromarray(rng.integers(0, 255, (300, 300, 3), np.uint8)).save(file, "PNG")
     items: list[Item] = [Picture(f"picture {i}", "", file.getvalue()) for i in range(20)]
     items += [lines(f"chart {i}", 3000) for i in range(20)]
-    items += [Sheet("many", ["name", "link"], [[f"é{i}" * 50, Link("a", "b", file.getvalue())] for i in range(9000)])]
-    items += [Facts("long", {"a" * 10_000: ["b" * 10_000] * 500})]
+    items += [
+        Sheet("many", ["name", "link"], [[f"é{i}" * 50, ReportLink("a", "b", file.getvalue())] for i in range(9000)])
+    ]
+    items += [FactTable("long", {"a" * 10_000: ["b" * 10_000] * 500})]
     html = render(page_of(*items))
     assert len(html.encode()) < MOST_BYTES
     assert "picture 19: left out, as the page would be too large." in html
@@ -91,7 +105,7 @@ def test_a_page_stays_small_whatever_it_is_given() -> None:
 
 
 def test_a_page_without_charts_has_no_script() -> None:
-    assert "<script" not in render(page_of(Note("nothing ran")))
+    assert "<script" not in render(page_of(Sentence("nothing ran")))
 
 
 def test_columns_of_numpy_and_what_is_no_number_become_json() -> None:
@@ -114,7 +128,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(OSError, match="No space"):
-        write_page(page_of(Note("new")), file)
+        write_page(page_of(Sentence("new")), file)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert file.read_text() == "old"
 
@@ -123,10 +137,10 @@ def test_a_picture_that_cannot_be_made_leaves_a_sentence_and_the_others() -> Non
     def fail() -> list[Item]:
         raise VolumeError("the volume is gone")
 
-    remark = Note("there it is")
+    remark = Sentence("there it is")
     drafts = [Draft("slices", fail), Draft("none", list, "Empty"), Draft("histogram", lambda: [remark])]
-    sentence = Note("slices: it cannot be made (the volume is gone).", "warning")
-    assert sections_of(drafts) == [Section("Pictures", [sentence, remark])]
+    sentence = Sentence("slices: it cannot be made (the volume is gone).", "warning")
+    assert sections_of(drafts) == [PageSection("Pictures", [sentence, remark])]
 
 
 def test_the_charts_code_is_that_of_its_release_and_ends_no_element() -> None:

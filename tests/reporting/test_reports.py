@@ -28,7 +28,7 @@ import volpipe as vp
 from volpipe.api.outputs import find_page
 from volpipe.errors import RunError, VolpipeError
 from volpipe.reporting import render
-from volpipe.reporting.page import REPORT, Chart, Draft, Facts, Item, Note, Sheet
+from volpipe.reporting.page import REPORT, Chart, Draft, FactTable, Item, Sentence, Sheet
 from volpipe.runs.pages import disk_use, log_notes
 from volpipe.runs.presence import COMMAND
 from volpipe.units import brief, size
@@ -73,7 +73,7 @@ def test_numbers_of_a_clean_run_are_those_of_its_journal(place: Path) -> None:
     for stage in rows:
         check_sums(rows, lines, stage)
     assert rows["infer"]["units"] == "8"
-    facts = next(item for item in items(page) if isinstance(item, Facts)).entries
+    facts = next(item for item in items(page) if isinstance(item, FactTable)).entries
     run = json.loads((place / "clean.zarr" / "run" / "zarr.json").read_text())["attributes"]["volpipe"]
     assert all(f"{axis} {score:.2f}" in facts["seams"] for axis, score in run["seams"].items()) and run["seams"]
     planned = sheet(page, "Planned and taken")
@@ -114,7 +114,9 @@ def test_failures_are_counted_explained_and_placed(place: Path) -> None:
     assert reasons == {"ValueError: the grey block always fails <b>": 3, "ValueError: the bright block fails once": 1}
     missing = next(i for i in items(page) if isinstance(i, Sheet) and i.title == "Missing")
     assert missing.rows[0] == ("infer", 7, "0:8,8:16,24:32", "ValueError: the grey block always fails <b>")
-    assert any("then run the same command again to compute it." in i.text for i in items(page) if isinstance(i, Note))
+    assert any(
+        "then run the same command again to compute it." in i.text for i in items(page) if isinstance(i, Sentence)
+    )
 
 
 def test_a_flow_adds_up_its_stages_and_leads_to_their_reports(place: Path) -> None:
@@ -194,7 +196,7 @@ def test_a_training_has_the_numbers_of_its_log_and_the_tasks_of_its_ranks(place:
     assert scores["loss"]["last"] == f"{log[-1]['loss']:.4g} (step {log[-1]['step']})"
     low = min(log, key=lambda entry: entry["loss"])
     assert scores["loss"]["best"] == f"{low['loss']:.4g} (step {low['step']})"
-    facts = next(item for item in items(page) if isinstance(item, Facts) and "steps" in item.entries)
+    facts = next(item for item in items(page) if isinstance(item, FactTable) and "steps" in item.entries)
     assert facts.entries["steps"] == "6 of 6; newest checkpoint after step 6"
     assert facts.entries["time of steps"] == brief(sum(entry["seconds"] for entry in log))
     check_sums(sheet(page, "By stage"), lines_of(folder / "journal.jsonl"), "train")
@@ -214,7 +216,7 @@ def test_a_batch_has_a_line_for_each_dataset_and_leads_to_its_report(place: Path
         done = [line for line in lines_of(journals[-1]) if line.get("result") != "Attempt"]  # that did something
         assert row["written"] == size(sum(line.get("written_bytes", 0) for line in done))
     check_sums(sheet(page, "By stage"), lines_of(*journals), "infer")
-    facts = next(item for item in items(page) if isinstance(item, Facts)).entries
+    facts = next(item for item in items(page) if isinstance(item, FactTable)).entries
     planned = size(sum(entry["output_bytes"] for entry in table))
     assert facts["planned"] == f"outputs of ≤ {planned} in {sum(entry['output_files'] for entry in table)} files"
     sums = [size(sum(entry[f"{what}_bytes"] for entry in table)) for what in ("read", "written")]
@@ -306,7 +308,7 @@ def test_a_damaged_journal_is_reported_with_a_sentence(own: Path) -> None:
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join([lines[0], "{damaged", *lines[2:], '{"stage":"infer","done":[99999]}']) + "\n")
     page, _ = find_page(str(own / "clean.zarr.run"))
-    assert any("the first is line 2 of" in item.text for item in items(page) if isinstance(item, Note))
+    assert any("the first is line 2 of" in item.text for item in items(page) if isinstance(item, Sentence))
     assert page.state == "not complete"
 
 
@@ -315,7 +317,7 @@ def test_a_run_without_its_output_is_reported(own: Path) -> None:
     plan = json.loads((own / "clean.zarr.run" / "plan.json").read_text()) | {"out": str(own / "clean.zarr")}
     (own / "clean.zarr.run" / "plan.json").write_text(json.dumps(plan))
     page, _ = find_page(str(own / "clean.zarr"))
-    assert any("The output is not there" in item.text for item in items(page) if isinstance(item, Note))
+    assert any("The output is not there" in item.text for item in items(page) if isinstance(item, Sentence))
 
 
 def test_a_folder_of_another_version_and_one_of_nothing_are_refused(own: Path) -> None:
@@ -429,7 +431,7 @@ def test_a_run_in_another_process_is_told_of_while_it_works_and_after_a_kill(pla
     page, folder = find_page(str(tmp_path / "out.zarr"))
     assert (page.state, page.is_well) == ("interrupted", False)
     assert not (folder / REPORT).exists()  # a killed driver writes nothing
-    facts = next(item for item in items(page) if isinstance(item, Facts) and "command" in item.entries)
+    facts = next(item for item in items(page) if isinstance(item, FactTable) and "command" in item.entries)
     assert str(facts.entries["command"]).startswith("volpipe run --config threads")
     assert vp.report(tmp_path / "out.zarr").is_file()
 
@@ -500,7 +502,7 @@ def test_warnings_of_a_log_are_told_once_with_the_end_of_a_traceback(tmp_path: P
         "  File x\nKeyError: 3\n"
         "2026-11-23 07:11:37,128 INFO volpipe.a over\n"
     )
-    texts = [item.text for item in log_notes(log) if isinstance(item, Note)]
+    texts = [item.text for item in log_notes(log) if isinstance(item, Sentence)]
     assert texts == ["warning: the net warns", "error: the work stopped: KeyError: 3"]
     assert log_notes(tmp_path / "none") == []
 

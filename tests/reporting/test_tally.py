@@ -22,9 +22,9 @@ from volpipe.blockwise.usage import Usage
 from volpipe.geometry.grid import Grid
 from volpipe.reporting import block_map
 from volpipe.reporting.block_map import BlockMap
-from volpipe.reporting.page import Chart, Page, Section, Sheet
+from volpipe.reporting.page import Chart, Page, PageSection, Sheet
 from volpipe.reporting.render import MOST_BYTES, render
-from volpipe.reporting.tally import MOST_TASKS, NUM_BINS, Tally
+from volpipe.reporting.tally import MOST_TASKS, NUM_BINS, JournalTally
 from volpipe.reporting.tasks import damage_note, task_sections
 from volpipe.runs.worker import RESULTS, Inferred
 
@@ -64,19 +64,19 @@ def random_lines(num: int, num_workers: int, seed: int = 0) -> list[dict[str, An
     return lines
 
 
-def sheet(sections: list[Section], title: str) -> dict[str, dict[str, object]]:
+def sheet(sections: list[PageSection], title: str) -> dict[str, dict[str, object]]:
     """Return the rows of a table by their first cell, each by its columns."""
     found = next(item for part in sections for item in part.items if isinstance(item, Sheet) and item.title == title)
     return {str(row[0]): dict(zip(found.names, row, strict=True)) for row in found.rows}
 
 
-def charts(sections: list[Section]) -> dict[str, Chart]:
+def charts(sections: list[PageSection]) -> dict[str, Chart]:
     return {item.kind: item for part in sections for item in part.items if isinstance(item, Chart)}
 
 
 def test_sums_are_those_of_the_lines(tmp_path: Path) -> None:
     lines = random_lines(700, 5)
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", *lines))
     done = [entry for entry in lines if entry["done"]]
     for name, groups in (("stage", tally.stages), ("host", tally.nodes)):
@@ -95,7 +95,7 @@ def test_sums_are_those_of_the_lines(tmp_path: Path) -> None:
 def test_bins_hold_every_second_of_every_task(tmp_path: Path, seed: int) -> None:
     lines = random_lines(2000, 4, seed)
     random.Random(seed).shuffle(lines)  # also where the first line is not the first in time
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", *lines))
     total = sum(map(sum, tally.bins.rows.values()))
     assert total == pytest.approx(sum(entry["seconds"] for entry in lines))
@@ -109,7 +109,7 @@ def test_bins_hold_every_second_of_every_task(tmp_path: Path, seed: int) -> None
 
 def test_tasks_of_each_session_are_its_own(tmp_path: Path) -> None:
     lines = [line(started=BEGAN + t) for t in (1, 2, 11, 12, 13)] + [attempt(started=BEGAN + 14)]
-    tally = Tally([BEGAN, BEGAN + 10])
+    tally = JournalTally([BEGAN, BEGAN + 10])
     tally.read(written(tmp_path / "a", *lines))
     assert [(sums.tasks, sums.attempts) for sums in tally.by_session] == [(2, 0), (3, 1)]
     rows = sheet(task_sections(tally, sites=[("slurm", BEGAN), ("local", BEGAN + 10)]), "By session")
@@ -129,7 +129,7 @@ DAMAGED = [
 
 
 def test_a_damaged_line_is_left_out_and_named(tmp_path: Path) -> None:
-    whole, broken = Tally(), Tally()
+    whole, broken = JournalTally(), JournalTally()
     whole.read(written(tmp_path / "a", line(), line(done=[1])))
     broken.read(written(tmp_path / "b", line(), *DAMAGED, line(done=[1])))
     assert broken.stages == whole.stages and whole.num_damaged == 0
@@ -143,7 +143,7 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path: Path) -> None:
 def test_the_last_line_may_still_be_written(tmp_path: Path) -> None:
     path = written(tmp_path / "a", line(), line(done=[1]))
     path.write_bytes(path.read_bytes()[:-9])
-    tally = Tally()
+    tally = JournalTally()
     tally.read(path)
     assert tally.all.tasks == 1 and tally.num_damaged == 0
     tally.read(tmp_path / "none")
@@ -152,7 +152,7 @@ def test_the_last_line_may_still_be_written(tmp_path: Path) -> None:
 
 def test_tasks_that_overlap_in_one_process_get_lanes_of_their_own(tmp_path: Path) -> None:
     lines = [line(started=BEGAN + t, seconds=10.0) for t in (0, 1, 2, 10.5, 11.5)] + [attempt(started=BEGAN + 20)]
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", *lines))
     data = charts(task_sections(tally))["timeline"].data
     bars = sorted(zip(data["worker"], data["began"], data["ended"], data["colour"], strict=True))
@@ -164,7 +164,7 @@ def test_tasks_that_overlap_in_one_process_get_lanes_of_their_own(tmp_path: Path
 
 def test_a_lost_worker_has_a_lane_of_its_own_that_says_when(tmp_path: Path) -> None:
     lost = {"stage": "infer", "done": [], "result": "Attempt", "units": [3], "reason": "WorkerLost: gone", "number": 1}
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", line(), lost | {"started": BEGAN, "seconds": 5.0}))
     data = charts(task_sections(tally))["timeline"].data
     number = list(data["worker"]).index("lost workers")
@@ -176,7 +176,7 @@ def test_a_slow_node_has_a_pace_above_one(tmp_path: Path) -> None:
     lines = [
         line(done=[i], host="slow" if i % 2 else "fast", pid=i % 2, seconds=3.0 if i % 2 else 1.0) for i in range(20)
     ]
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", *lines))
     rows = sheet(task_sections(tally), "By node")
     assert (rows["slow"]["pace"], rows["fast"]["pace"]) == ("1.50 ×", "0.50 ×")
@@ -185,7 +185,7 @@ def test_a_slow_node_has_a_pace_above_one(tmp_path: Path) -> None:
 def test_gpu_and_waiting_are_weighted_by_time(tmp_path: Path) -> None:
     gpu = {"device": "A100", "device_percent": 90.0, "device_used_bytes": 3 << 30, "device_seconds": 0.5}
     other = gpu | {"device_percent": 30.0, "seconds": 3.0, "device_seconds": 1.5, "queued_seconds": 4.0}
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", line(**gpu), line(done=[1], **other), line("pyramid 1")))
     rows = sheet(task_sections(tally), "By stage")
     assert rows["infer"]["GPU"] == "45 %" and rows["infer"]["GPU memory"] == "3.0 GiB"
@@ -199,7 +199,7 @@ def test_many_tasks_become_tiles_in_bounded_memory(tmp_path: Path) -> None:
     for num in (5_000, 15_000):
         path = written(tmp_path / f"{num}", *random_lines(num, 40))
         tracemalloc.start()
-        tally = Tally()
+        tally = JournalTally()
         tally.read(path)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
@@ -218,7 +218,7 @@ def test_as_many_tasks_as_are_kept_have_a_bar_each_and_fit(tmp_path: Path) -> No
     lines = [line("reassemble", done=[10**6 + i], host=f"node-{i % 40:04}.example.org", pid=i % 40, started=BEGAN + i,
                   seconds=1.23456789, queued_seconds=0.123456, read_bytes=10**9 + i, written_bytes=10**8 + i,
                   peak_bytes=10**10) for i in range(MOST_TASKS)]  # fmt: skip
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", *lines))
     sections = task_sections(tally, box_of=lambda stage, unit: "12345:12345,12345:12345,12345:12345")
     assert len(charts(sections)["timeline"].data["began"]) == MOST_TASKS
@@ -231,10 +231,10 @@ def test_as_many_tasks_as_are_kept_have_a_bar_each_and_fit(tmp_path: Path) -> No
 def test_of_more_tasks_than_are_kept_one_by_one_the_slowest_are_kept_alone(tmp_path: Path, growing: int) -> None:
     seconds = [float(1 + (i if growing > 0 else 3_000 - i)) for i in range(MOST_TASKS + 40)]
     lines = [line(done=[i], started=BEGAN + i, seconds=took) for i, took in enumerate(seconds)]
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "most", *lines[:MOST_TASKS]))
     assert [task.seconds for task in tally.tasks] == seconds[:MOST_TASKS]
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "more", *lines))
     assert (tally.num_tasks, tally.tasks) == (len(lines), [])
     slowest = [task.seconds for task in tally.slowest]
@@ -242,7 +242,7 @@ def test_of_more_tasks_than_are_kept_one_by_one_the_slowest_are_kept_alone(tmp_p
 
 
 def test_a_task_that_does_not_say_when_it_began_is_not_kept_for_the_timeline(tmp_path: Path) -> None:
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", line(started=0), line(done=[1])))
     assert [task.units for task in tally.tasks] == [(1,)]
     assert tally.num_tasks == 2
@@ -250,16 +250,16 @@ def test_a_task_that_does_not_say_when_it_began_is_not_kept_for_the_timeline(tmp
 
 def test_tasks_that_took_no_time_or_say_none_have_no_timeline(tmp_path: Path) -> None:
     for fields in ({"seconds": 0}, {"started": 0}):
-        tally = Tally()
+        tally = JournalTally()
         tally.read(written(tmp_path / "a", line(**fields)))
         sections = task_sections(tally)
         assert not charts(sections) and sheet(sections, "By stage")["infer"]["tasks"] == 1
-    assert not charts(task_sections(Tally()))
+    assert not charts(task_sections(JournalTally()))
 
 
 def test_more_workers_than_lanes_are_shown_by_node(tmp_path: Path) -> None:
     lines = [line(done=[i], host=f"n{i % 7}", pid=i, started=BEGAN + i) for i in range(6000)]
-    tally = Tally()
+    tally = JournalTally()
     tally.read(written(tmp_path / "a", *lines))
     assert tally.all.tasks == 6000 and len(tally.workers) <= 2007
     sections = task_sections(tally)
@@ -394,7 +394,7 @@ def test_lines_of_a_journal_are_added_and_damaged_ones_left_out(tmp_path: Path) 
     with path.open("ab") as file:
         file.write(b'{"stage": "infer", "done": "three"}\n{"stage": 3}\nnonsense\n{"stage": "infer", "done": [7')
     blocks = BlockMap("infer", grid)
-    Tally(maps={"infer": blocks}).read(path)
+    JournalTally(maps={"infer": blocks}).read(path)
     closed(blocks, missing=range(3, 8))
     table = [row for row in rows(charts_of_map(blocks)["block_times"]) if row["plane"] == "xy"]
     assert [row["seconds"] for row in table] == [3.0, 3.0, 4.0, None]

@@ -33,8 +33,9 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import RunWork, execute
+from volpipe.workflow.driver import RunWork
 from volpipe.workflow.status import find_status
+from volpipe.workflow.work_plan import execute
 
 SLOW = examples(4, 10)
 CORES = ("net.name=identity", *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop"))  # blocks of 8 slices

@@ -28,8 +28,9 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.driver import Report
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 
 def planned(folder: Path, volume: Path, *settings_: str) -> Plan:

@@ -30,8 +30,8 @@ from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.fetched_array import ChunkCache
 from volpipe.volumes.storage.requests import InTurn, in_turn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 SHAPE, CHUNK, SHARD = (256, 384, 384), (64, 64, 64), (128, 128, 128)
 # Asked for beside what the blocks need, whatever the volume: 12 chunks for the estimate, 16 for the identity of the

@@ -240,7 +240,7 @@ def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest
     limited.limit(box)
     session = Simulation(table, limited, simulation.random, done=set(journal))
     session.run()
-    touched = set(filter(table.selection.is_due, shards_touched(plan, box)))
+    touched = set(filter(table.selection.is_unwritten, shards_touched(plan, box)))
     needed = {block for shard in touched for block in blocks_by_shard(plan)[shard]}
     computed = {unit for name, unit in session.worked() - set(journal) if name in ("factor", "infer")}
     assert computed <= needed

@@ -36,8 +36,9 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.update_records import Updated, from_ranges, to_ranges, updates_in
 from volpipe.runs.worker import RESULTS, Cells
 from volpipe.segmentation import tasks
-from volpipe.workflow.driver import RunWork, execute
+from volpipe.workflow.driver import RunWork
 from volpipe.workflow.status import find_status
+from volpipe.workflow.work_plan import execute
 
 SLOW = examples(5, 12)
 

@@ -21,7 +21,8 @@ from volpipe.errors import PlanError, RunError
 from volpipe.runs import update
 from volpipe.runs.options import RunOptions
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import RunWork, execute
+from volpipe.workflow.driver import RunWork
+from volpipe.workflow.work_plan import execute
 
 
 def blotted(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

@@ -23,8 +23,9 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
 from volpipe.volumes.volume import ArraySpec, create_array, open_writer
-from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.driver import Report
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 FLOATS = ("net.intensity=same", "output.dtype=float32", "normalise.low=0", "normalise.high=255")
 SHAPE = (16, 16, 48)

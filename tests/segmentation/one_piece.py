@@ -10,9 +10,9 @@ import numpy as np
 from scipy.sparse import coo_array, csgraph
 
 from volpipe.geometry.grid import Grid
-from volpipe.recipes.segmentation import Objects
+from volpipe.recipes.segmentation import ObjectRules
 from volpipe.segmentation.boxes import Boxes
-from volpipe.segmentation.solve import Frame, Part, Solved, solve
+from volpipe.segmentation.solve import Frame, GraphPart, Solved, solve
 
 NEAR = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 
@@ -64,7 +64,7 @@ class Fragmented:
         apart = (a != b) & (a > 0) & (b > 0)
         return a[apart], b[apart], self.data[channel][here][apart], voxel[apart] * len(self.offsets) + channel
 
-    def part(self, block: int) -> Part:
+    def part(self, block: int) -> GraphPart:
         """Return the graph of `block`; an edge is of the block of its first voxel."""
         table, joined = self.table(), self.joined
         rows = table[0][(table[1] >> 32) == block]
@@ -79,7 +79,7 @@ class Fragmented:
                 sums[2 * kind] += value
                 sums[2 * kind + 1] += 1
                 first[kind] = min(first[kind], number)
-        return Part.from_block(
+        return GraphPart.from_block(
             block, rows, joined[(joined[:, 0] >> 32) == block].reshape(-1, 2),
             np.array(list(edges), np.int64).reshape(-1, 2),
             np.array([sums for sums, _ in edges.values()], np.int64).reshape(-1, 2 * kinds),
@@ -101,7 +101,7 @@ class Fragmented:
         return tuple(max(abs(offset[axis]) for offset in self.offsets) for axis in range(3))
 
 
-def by_boxes(graph: Fragmented, choice: Objects, edge: int) -> tuple[np.ndarray, list[Solved]]:
+def by_boxes(graph: Fragmented, choice: ObjectRules, edge: int) -> tuple[np.ndarray, list[Solved]]:
     """Return the label of each fragment, in the order of `table`, and every solved box."""
     boxes = Boxes(graph.blocks, edge)
     solved: list[Solved] = []
@@ -110,7 +110,7 @@ def by_boxes(graph: Fragmented, choice: Objects, edge: int) -> tuple[np.ndarray,
         frame = Frame(boxes.box(unit), graph.ids.shape, graph.reach(), lambda n, unit=unit: boxes.has_blocks(unit, n))
         children = boxes.children(unit)
         parts = [solved[c].rest if boxes.level(unit) else blocks[c] for c in children]
-        solved.append(solve(Part.joined(parts), frame, choice))
+        solved.append(solve(GraphPart.joined(parts), frame, choice))
     firsts = np.sort(np.concatenate([each.objects[:, 1] for each in solved]))
     names: dict[int, np.ndarray] = {len(boxes) - 1: np.zeros(0, np.int64)}
     labels: dict[int, np.ndarray] = {}
@@ -128,7 +128,7 @@ def by_boxes(graph: Fragmented, choice: Objects, edge: int) -> tuple[np.ndarray,
     return np.concatenate([labels[block] for block in range(len(graph.blocks))]), solved
 
 
-def in_one_piece(graph: Fragmented, choice: Objects) -> np.ndarray:
+def in_one_piece(graph: Fragmented, choice: ObjectRules) -> np.ndarray:
     """Return the label of each fragment, in the order of `table`."""
     table, ids = graph.table()
     num, firsts = len(ids), table[:, 1]
@@ -150,7 +150,7 @@ def in_one_piece(graph: Fragmented, choice: Objects) -> np.ndarray:
     return np.array([large.index(o) + 1 if o in large else 0 for o in owner.tolist()])
 
 
-def best_first(edges: dict, choice: Objects, sizes: list[int]) -> list[tuple[int, int]]:
+def best_first(edges: dict, choice: ObjectRules, sizes: list[int]) -> list[tuple[int, int]]:
     """Return the pairs that are merged: always the highest mean of all, of equal ones that of the first voxels.
 
     Below the threshold one of both must be small as it is then.
@@ -178,7 +178,7 @@ def best_first(edges: dict, choice: Objects, sizes: list[int]) -> list[tuple[int
     return links
 
 
-def mutex(edges: dict, choice: Objects) -> list[tuple[int, int]]:
+def mutex(edges: dict, choice: ObjectRules) -> list[tuple[int, int]]:
     """Return the pairs that are merged by mwatershed, in the order of weights, then of first voxels."""
     ordered = []
     for pair, kinds in edges.items():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array, csgraph
 
 from volpipe.errors import PlanError
-from volpipe.recipes.segmentation import Objects
+from volpipe.recipes.segmentation import ObjectRules
 from volpipe.segmentation import agglomerate as agglomerate_module
 from volpipe.segmentation.agglomerate import agglomerate, connected_components, rule_of
 from volpipe.segmentation.edges import Edges
@@ -31,7 +31,7 @@ def random_edges(rng: np.random.Generator, num: int) -> Edges:
     return Edges.total(pairs, columns, np.arange(8 * num).reshape(-1, 2))
 
 
-def owners(num: int, edges: Edges, choice: Objects) -> np.ndarray:
+def owners(num: int, edges: Edges, choice: ObjectRules) -> np.ndarray:
     """Return the object of each fragment, none of which is open."""
     return agglomerate(edges, rule_of(choice), np.zeros(num, bool), np.ones(num, int))[0]
 
@@ -62,7 +62,7 @@ def test_agglomeration_always_takes_the_best_pair(few: float, monkeypatch: pytes
     for _ in range(30):
         num, threshold = int(rng.integers(2, 30)), float(rng.random())
         edges = random_edges(rng, num)
-        found = owners(num, edges, Objects(threshold=threshold))
+        found = owners(num, edges, ObjectRules(threshold=threshold))
         known = merged_by_search(num, edges, threshold)
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(known + 1))
 
@@ -87,7 +87,7 @@ def test_a_mutex_keeps_apart_what_something_surer_forbids(few: float, monkeypatc
             elif frozenset((here, there)) not in forbidden:
                 owner[owner == there] = here
                 forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
-        found = owners(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
+        found = owners(num, edges, ObjectRules(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
 
 
@@ -99,7 +99,7 @@ def test_means_that_are_one_float_keep_their_order(few: float, monkeypatch: pyte
     lower, higher = (201 * (num - 1) - 1, num - 1), (201 * num - 1, num)
     assert Fraction(*lower) < Fraction(*higher) and lower[0] / lower[1] == higher[0] / higher[1]
     edges = Edges(np.array([[0, 1], [0, 2], [1, 2]]), np.array([lower, (0, num), higher]), np.arange(3).reshape(-1, 1))
-    assert owners(3, edges, Objects(threshold=0.6)).tolist() == [0, 1, 1]
+    assert owners(3, edges, ObjectRules(threshold=0.6)).tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("few", [-1.0, 2.0])  # all at once, one by one
@@ -119,7 +119,7 @@ def test_a_small_object_joins_below_the_threshold_once_its_neighbours_are_known(
     monkeypatch.setattr(agglomerate_module, "FEW", few)
     sums = np.array([[51 * 10, 10], [64 * 10, 10], [0, 100]])
     edges = Edges(np.array([[0, 1], [0, 2], [1, 2]]), sums, np.arange(3).reshape(-1, 1))
-    rule = rule_of(Objects(threshold=0.3, small_voxels=10, small_threshold=0.1))
+    rule = rule_of(ObjectRules(threshold=0.3, small_voxels=10, small_threshold=0.1))
     owner = agglomerate(edges, rule, np.array([False, False, is_open]), np.array(voxels))[0]
     assert owner.tolist() == expected
 
@@ -129,7 +129,7 @@ def test_a_chain_that_there_is_no_memory_for_is_refused() -> None:
     num = 100
     pairs = np.stack([np.arange(num - 1), np.arange(1, num)], axis=1)
     edges = Edges(pairs, np.stack([150 + pairs[:, 0], np.ones(num - 1, int)], axis=1), pairs[:, :1])
-    rule, nodes = rule_of(Objects(threshold=0.5)), (np.zeros(num, bool), np.ones(num, int))
+    rule, nodes = rule_of(ObjectRules(threshold=0.5)), (np.zeros(num, bool), np.ones(num, int))
     assert not agglomerate(edges, rule, *nodes, most_edges=num - 1)[0].any()
     with pytest.raises(PlanError, match=r"^99 edges lie between fragments that can only be merged one by one, out"):
         agglomerate(edges, rule, *nodes, most_edges=num - 2)

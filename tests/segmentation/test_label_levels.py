@@ -28,12 +28,11 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import plan_segmentation, segment
+from volpipe.segmentation.kind import LabelStage, label_needs
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.storage.tensorstore import downsample
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.cost import ResourceNeeds
-from volpipe.workflow.stages import LabelStage
 
 GRAPH = dict.fromkeys(("solve", "number", "name", "graph"), "1 / 1")
 OBJECTS = {"method": "components", "threshold": 0.5, "background": 0.2}
@@ -307,8 +306,8 @@ def test_plans_foresee_every_level_and_count_its_files_and_bytes(tmp_path: Path,
     assert foreseen == [open_volume(out, level=level) for level in range(3)]
 
     need, none = (
-        ResourceNeeds.from_labels(plan, 1.0),
-        ResourceNeeds.from_labels(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0),
+        label_needs(plan, 1.0),
+        label_needs(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0),
     )
     assert need.output_files == sum(path.is_file() for path in out.rglob("*"))
     assert need.output_folders == sum(path.is_dir() for path in (out, *out.rglob("*")))

@@ -28,7 +28,8 @@ from skimage import measure
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import RunStopped
-from volpipe.evaluation.label_scores import label_scores, overlaps
+from volpipe.evaluation.label_scores import overlaps
+from volpipe.evaluation.scores import label_scores
 from volpipe.segmentation import boxes
 from volpipe.segmentation.boundary_maps import as_bytes
 from volpipe.segmentation.tasks import RESULTS

@@ -293,7 +293,7 @@ def test_a_labelling_of_few_blocks_or_of_damaged_ones_is_not_foreseen(
         path.write_bytes(b"damaged")
     assert forecast(plan) == []
     assert f"no block could be tried: trial 0 failed: {tmp_path}/a.zarr, voxels " in caplog.text
-    assert not (tmp_path / "out.zarr.run" / "rehearsal").exists()
+    assert not (tmp_path / "out.zarr.run" / "calibration").exists()
 
 
 def test_a_labelling_is_foreseen_once_where_nothing_was_done_before_and_only_for_who_asks(

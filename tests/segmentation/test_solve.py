@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from one_piece import Fragmented, by_boxes, in_one_piece
 
 from volpipe.geometry.grid import Box, Grid
-from volpipe.recipes.segmentation import Objects
+from volpipe.recipes.segmentation import ObjectRules
 from volpipe.segmentation import agglomerate as agglomerate_module
 from volpipe.segmentation import solve as solve_module
 from volpipe.segmentation.boxes import Boxes, border
-from volpipe.segmentation.solve import Frame, Part, bytes_needed, solve
+from volpipe.segmentation.solve import Frame, GraphPart, bytes_needed, solve
 
 METHODS = ("components", "mean", "small", "mutex")
 
 
-def choice_of(method: str, threshold: float, far_threshold: float, min_voxels: int) -> Objects:
+def choice_of(method: str, threshold: float, far_threshold: float, min_voxels: int) -> ObjectRules:
     """Return how objects are found."""
     common = {"threshold": threshold, "min_voxels": min_voxels}
     if method == "small":
-        return Objects(small_voxels=8, small_threshold=min(threshold, far_threshold), **common)
+        return ObjectRules(small_voxels=8, small_threshold=min(threshold, far_threshold), **common)
     if method == "components":
-        return Objects(method="components", **common)
-    return Objects(agglomerate=method, far_threshold=far_threshold, **common)
+        return ObjectRules(method="components", **common)
+    return ObjectRules(agglomerate=method, far_threshold=far_threshold, **common)
 
 
 def check_law(data: st.DataObject, few: float, edges: tuple[int, int]) -> None:
@@ -119,7 +119,7 @@ def test_a_graph_takes_no_more_memory_than_is_counted(
     assert 0.25 * needed < measured < needed
 
 
-def lattice(rng: np.random.Generator, shape: tuple[int, ...], share: float, *, far: bool) -> Part:
+def lattice(rng: np.random.Generator, shape: tuple[int, ...], share: float, *, far: bool) -> GraphPart:
     """Return fragments of a voxel each, a `share` of whose edges joins."""
     number = np.arange(np.prod(shape)).reshape(shape)
     sides = [(number[1:], number[:-1]), (number[:, 1:], number[:, :-1]), (number[:, :, 1:], number[:, :, :-1])]
@@ -133,7 +133,9 @@ def lattice(rng: np.random.Generator, shape: tuple[int, ...], share: float, *, f
         sums, first = [*sums, rng.integers(0, 256, len(pairs)) * count, count], [*first, first[0] + len(pairs)]
     corner = np.stack(np.unravel_index(number.ravel(), shape), axis=1)
     table = np.concatenate([np.ones((number.size, 1), int), number.reshape(-1, 1), corner, corner + 1, corner], axis=1)
-    return Part.from_block(0, table, np.zeros((0, 2), np.int64), pairs, np.stack(sums, axis=1), np.stack(first, axis=1))
+    return GraphPart.from_block(
+        0, table, np.zeros((0, 2), np.int64), pairs, np.stack(sums, axis=1), np.stack(first, axis=1)
+    )
 
 
 def with_far(graph: Fragmented, rng: np.random.Generator) -> Fragmented:
@@ -148,9 +150,9 @@ def test_a_fragment_that_a_part_lacks_is_refused() -> None:
     graph = Fragmented.random(np.random.default_rng(0), (4, 4, 4), (2, 4, 4), 5, far=False)
     parts = [graph.part(0), graph.part(1)]
     frame = Frame(Box((0, 0, 0), (4, 4, 4)), (4, 4, 4), (1, 1, 1), lambda blocks: blocks < 2)
-    solve(Part.joined(parts), frame, Objects())
+    solve(GraphPart.joined(parts), frame, ObjectRules())
     with pytest.raises(ValueError, match=r"a fragment of 0:4,0:4,0:4 is named by a neighbour, and is not there"):
-        solve(parts[1], frame, Objects())
+        solve(parts[1], frame, ObjectRules())
 
 
 # ---- boxes and slabs

@@ -12,8 +12,9 @@ from inline import Inline
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.driver import Report
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 # Windows disagree: what a voxel gets depends on its place in each window that it is in. Every call is noted.
 NET = """

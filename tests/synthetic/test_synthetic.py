@@ -108,8 +108,8 @@ def test_leaving_out_distant_rods_changes_nothing(
 def test_looking_further_for_rods_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sample, box = Sample((200, 200, 200), seed=3), Box((20, 30, 40), (36, 62, 72))
     quick = floats(sample, box)
-    reach = neurites._reach()
-    monkeypatch.setattr(neurites, "_reach", lambda: reach + 900.0)
+    reach = neurites._farthest_rod()
+    monkeypatch.setattr(neurites, "_farthest_rod", lambda: reach + 900.0)
     for name, found in floats(sample, box).items():
         assert np.array_equal(found, quick[name]), name
 
@@ -226,7 +226,7 @@ def test_smooth_noise_is_the_spline_of_its_lattice() -> None:
         total = 0.0
         for node in product(*(range(int(p) - 3, int(p) + 4) for p in point)):
             place = [np.array([n]) for n in node]
-            value = float(random_field._hash(9, 2, *place)[0]) / 2**64 * 2 - 1
+            value = float(random_field._lattice_hash(9, 2, *place)[0]) / 2**64 * 2 - 1
             total += value * float(np.prod([weight(p - n) for p, n in zip(point, node, strict=True)]))
         assert found[i, j, k] == pytest.approx(total, abs=1e-5)
 

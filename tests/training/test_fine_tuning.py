@@ -19,7 +19,7 @@ from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import LOSSES, RUN_RECIPE, WEIGHTS, Degrade, load_training
 from volpipe.resolve import shipped_starts
-from volpipe.training.fine_tuning import Start, fine_tuning
+from volpipe.training.fine_tuning import StartingWeights, fine_tuning
 from volpipe.training.logs import last_step, read_log, read_pace
 from volpipe.training.task import Training
 
@@ -163,7 +163,7 @@ def test_the_held_out_end_is_one_that_labels_say_something_of(folder: Path) -> N
     labels = tifffile.imread("labels.tif").astype(np.int32)
     labels[30:] = -1
     tifffile.imwrite("part.tif", labels)
-    start = Start.find("affinities")
+    start = StartingWeights.find("affinities")
     assert fine_tuning(start, "raw.tif", "labels.tif", LABELLED, ".").data[0].held_out == "32:48,0:32,0:32"
     assert fine_tuning(start, "raw.tif", "part.tif", LABELLED, ".").data[0].held_out == "0:16,0:32,0:32"
     tifffile.imwrite("none.tif", np.full_like(labels, -1))
@@ -180,7 +180,7 @@ def test_grey_levels_of_other_types_are_those_that_a_run_would_take(
     wide = tifffile.imread("raw.tif").astype(np.uint16)
     wide[0, 0, :2] = 0, 255
     tifffile.imwrite("wide.tif", wide * factor)
-    recipe = fine_tuning(Start.find("superres_z4"), "wide.tif", None, SMALL, ".")
+    recipe = fine_tuning(StartingWeights.find("superres_z4"), "wide.tif", None, SMALL, ".")
     low, high = ends or np.percentile(wide * factor, (0.5, 99.5))
     assert (recipe.normalise.low, recipe.normalise.high) == pytest.approx((low, high), rel=0.05, abs=1)
     assert recipe.net.trained_range == (recipe.normalise.low, recipe.normalise.high)
@@ -189,7 +189,7 @@ def test_grey_levels_of_other_types_are_those_that_a_run_would_take(
 def test_numbers_of_a_training_stay_only_where_they_fit_the_volume(trained: Path) -> None:
     grey = tifffile.imread("b.tif")
     tifffile.imwrite("wide.tif", grey.astype(np.uint16) * 40 + 1000)
-    start = Start.find("recipe.train")
+    start = StartingWeights.find("recipe.train")
     start = replace(start, training=start.training.model_copy(update={"degrade": Degrade(kind="bin", noise=5)}))
     assert fine_tuning(start, "b.tif", None, SMALL, ".").normalise == start.run.normalise
     recipe = fine_tuning(start, "wide.tif", None, SMALL, ".")
@@ -207,7 +207,7 @@ def test_numbers_of_a_training_stay_only_where_they_fit_the_volume(trained: Path
 
 def test_noise_stays_what_the_net_saw_where_grey_levels_are_others(folder: Path) -> None:
     tifffile.imwrite("unit.tif", tifffile.imread("raw.tif").astype(np.float32) / 1000)
-    given = (Start.find("affinities"), "unit.tif", "labels.tif")
+    given = (StartingWeights.find("affinities"), "unit.tif", "labels.tif")
     recipe = fine_tuning(*given, LABELLED, ".")
     low, high = recipe.normalise.low, recipe.normalise.high
     assert low is not None and high is not None and high < 0.3

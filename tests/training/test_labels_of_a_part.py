@@ -22,7 +22,7 @@ from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
 from volpipe.training.data.augment import PairMaker
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.volumes import open_data
-from volpipe.training.fine_tuning import Start, fine_tuning
+from volpipe.training.fine_tuning import StartingWeights, fine_tuning
 from volpipe.training.logs import read_log
 from volpipe.training.loop import train
 from volpipe.volumes import node_cache
@@ -276,7 +276,7 @@ def test_a_fine_tuning_holds_out_an_end_of_the_labels(tmp_path: Path) -> None:
     hdf5(tmp_path / "part", data, resolution=(10, 10, 10), offset=(0, 80, 160))
     settings = ["samples.shape=[16,16,16]"]
     raw = str(tmp_path / "tissue.n5/raw")
-    tuned = fine_tuning(Start.find("affinities"), raw, "part.h5", settings, str(tmp_path))
+    tuned = fine_tuning(StartingWeights.find("affinities"), raw, "part.h5", settings, str(tmp_path))
     assert tuned.data[0].held_out == "0:32,0:32,40:56"
     assert open_data(tuned.data[0], tuned.normalise, str(tmp_path)).held_out == Box((0, 8, 56), (32, 40, 72))
 

@@ -354,13 +354,13 @@ def test_float16_is_refused_with_an_adversary(gan: Path) -> None:
 
 
 def test_windows_of_predictions_lie_in_what_is_held_out(folder: Path) -> None:
-    from volpipe.training.validate import _windows
+    from volpipe.training.validate import _held_out_windows
 
-    boxes = [box for _, box in _windows(Sampler(recipe(folder), (2, 1, 1), str(folder)))]
+    boxes = [box for _, box in _held_out_windows(Sampler(recipe(folder), (2, 1, 1), str(folder)))]
     assert len(set(boxes)) == NUM_WINDOWS
     assert all(HELD.contains(box) and box.shape == (8, 16, 16) for box in boxes)
     narrow = recipe(folder, "data.0.held_out=56:60,:,:")
-    boxes = [box for _, box in _windows(Sampler(narrow, (2, 1, 1), str(folder)))]
+    boxes = [box for _, box in _held_out_windows(Sampler(narrow, (2, 1, 1), str(folder)))]
     assert [box.start[0] for box in boxes] == [52] * NUM_WINDOWS
 
 

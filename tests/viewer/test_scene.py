@@ -21,9 +21,10 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS, Written
 from volpipe.viewer import sources
 from volpipe.viewer.layers import Layer, open_scene
-from volpipe.viewer.objects import Objects
+from volpipe.viewer.objects import ObjectTable
 from volpipe.viewer.progress import DONE, FAILED, RUNNING, WAITING, watch
 from volpipe.viewer.state import make_state, shader
+from volpipe.viewer.styles import IMAGE, colours
 from volpipe.volumes.storage.object_store import Credentials
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, create_array, create_multiscale
 
@@ -57,7 +58,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def kinds(layers: tuple[Layer, ...]) -> list[tuple[str, str]]:
-    return [(layer.name, layer.kind) for layer in layers]
+    return [(layer.name, layer.style.name) for layer in layers]
 
 
 def test_inputs_come_first_and_the_difference_last(tmp_path: Path) -> None:
@@ -100,19 +101,19 @@ def test_type_channels_and_name_tell_labels_from_images(
     create_array(tmp_path / "a.n5", key, spec, "n5")
     write_all(tmp_path / "a.n5", key, noise(shape, dtype))
     (layer,) = open_scene(tmp_path / "a.n5" / key, ()).layers
-    assert layer.kind == kind
+    assert layer.style.name == kind
 
 
 def test_labels_that_say_so_are_labels(tmp_path: Path) -> None:
     create_array(tmp_path / "a.zarr", "s0", ArraySpec((4, 4, 4), np.dtype(np.uint8), (4, 4, 4)), "zarr3")
     create_multiscale(tmp_path / "a.zarr", Multiscale((Level("s0"),), is_labels=True))
-    assert open_scene(tmp_path / "a.zarr", ()).layers[0].kind == "labels"
+    assert open_scene(tmp_path / "a.zarr", ()).layers[0].style.name == "labels"
 
 
 def test_the_shader_has_the_shades_and_the_channels() -> None:
     raster = sources.Raster((4, 4, 4), (1, 1, 1))
-    assert "grey(range=[-3.5, 7], window=[-8.75, 12.25])" in shader(Layer("a", "image", raster, shades=(-3.5, 7)))
-    two, five = (shader(Layer("a", "colours", raster, num_channels=n)) for n in (2, 5))
+    assert "grey(range=[-3.5, 7], window=[-8.75, 12.25])" in shader(Layer("a", IMAGE, raster, shades=(-3.5, 7)))
+    two, five = (shader(Layer("a", colours(n), raster, num_channels=n)) for n in (2, 5))
     assert "channel=1" in two and "channel=2" not in two and "channel=2" in five and "blue()" in five
 
 
@@ -186,7 +187,7 @@ def test_an_output_that_is_complete_is_not_watched(tmp_path: Path, give: Give) -
     assert give(*ROWS, *CHOICES).code == 0
     assert watch(str(tmp_path / "out.zarr")) is None
     scene = open_scene(tmp_path / "out.zarr", [tmp_path / "in.n5"])
-    assert [layer.kind for layer in scene.layers] == ["image", "image", "difference"]
+    assert [layer.style.name for layer in scene.layers] == ["image", "image", "difference"]
     assert not any(layer.source.is_live for layer in scene.layers if layer.source is not None)
 
 
@@ -221,7 +222,7 @@ def test_a_difference_from_an_output_under_way_has_nothing_where_that_is_not_wri
     write_volume(tmp_path / "in.n5", noise((8, 16, 32)))
     make(tmp_path / "other.zarr", noise((8, 16, 32), seed=1))
     assert give(*ROWS, *CHOICES, "--only", "0:8,0:16,0:16").code == 0
-    layer = next(layer for layer in open_scene("other.zarr", ["out.zarr"]).layers if layer.kind == "difference")
+    layer = next(layer for layer in open_scene("other.zarr", ["out.zarr"]).layers if layer.style.name == "difference")
     assert isinstance(layer.source, sources.Chunks) and layer.source.is_live
     shown = layer.source.read(0, vp.Box((0, 0, 0), (8, 16, 32)))
     expected = noise((8, 16, 32), seed=1).astype(np.float32) - noise((8, 16, 32))
@@ -250,7 +251,7 @@ def test_images_of_other_greys_have_no_difference(tmp_path: Path) -> None:
     for name, factor, kinds_ in (("same", 1.0, ["image", "image", "difference"]), ("raw", 1e-3, ["image", "image"])):
         out = make(tmp_path / f"{name}_out.zarr", noise((8, 8, 8), seed=1).astype(np.float32) * factor)
         scene = open_scene(out, [raw])
-        assert [layer.kind for layer in scene.layers] == kinds_
+        assert [layer.style.name for layer in scene.layers] == kinds_
         said = [note for note in scene.notes if note.startswith("no difference is shown: raw has greys of uint8 from")]
         assert len(said) == 3 - len(kinds_)
 
@@ -309,7 +310,7 @@ def test_the_surface_of_an_object_encloses_its_voxels(tmp_path: Path, monkeypatc
     np.save(tmp_path / "a_labels.npy", mask.astype(np.uint32) * 7)
     volume = vp.open(tmp_path / "a_labels.npy", view=View(voxel_size_nm=(30, 6, 8), origin_nm=(60, 3, 100)))
     (tmp_path / "t.csv").write_text("label,voxels,z0,y0,x0,z1,y1,x1\n7,14,1,0,0,6,6,9\n")
-    objects = Objects(tmp_path / "t.csv", volume)
+    objects = ObjectTable(tmp_path / "t.csv", volume)
     assert json.loads(objects.answer("mesh/7:0") or b"") == {"fragments": ["7"]}
     data = objects.answer("mesh/7") or b""
     count = int(np.frombuffer(data, "<u4", 1)[0])
@@ -378,4 +379,4 @@ def test_precomputed_is_read_by_us_while_it_is_made_and_by_the_browser_then(tmp_
     journal = RunFolder.from_output(tmp_path / "out.precomputed").journal
     journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
     growing, progress = open_scene(tmp_path / "out.precomputed", ()).layers
-    assert (growing.source.is_live, growing.run is not None, progress.kind) == (True, True, "progress")
+    assert (growing.source.is_live, growing.run is not None, progress.style.name) == (True, True, "progress")

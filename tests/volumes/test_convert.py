@@ -23,16 +23,17 @@ from volumes import fingerprint, noise
 import volpipe
 from volpipe.cli.options import parse_sizes
 from volpipe.errors import VolpipeError, VolumeError
-from volpipe.evaluation.origins import makings_of
+from volpipe.evaluation.origins import provenances_of
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes import convert as module
-from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, read_record
+from volpipe.volumes.convert import CODECS, Choice, convert, read_record
 from volpipe.volumes.storage.quota import Quota
 from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, open_volume, open_writer, with_view
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
+FORMATS = tuple(CODECS)
 pytestmark = pytest.mark.usefixtures("_one_hdf5_process")
 
 SIZE, ORIGIN = (6.5, 5.0, 4.0), (30.0, 20.0, 10.0)  # nm, z y x
@@ -167,8 +168,8 @@ def test_a_copy_says_what_it_was_made_from_and_how_that_was_made(tmp_path: Path,
     copy = convert(original, place_of(tmp_path, format), Choice(format))
     record = read_record(copy)
     assert (record["version"], record["made"]) == (volpipe.__version__, made)
-    makings = [(making.fingerprint, making.said["recipe"]) for making in makings_of(copy)]
-    assert makings == ([] if format == "hdf5" else [("f", made["recipe"])])
+    provenances = [(provenance.fingerprint, provenance.said["recipe"]) for provenance in provenances_of(copy)]
+    assert provenances == ([] if format == "hdf5" else [("f", made["recipe"])])
     source = record["copied_from"]
     assert (source["path"], source["key"], source["bin"]) == (str(original.path), original.key, [1, 1, 1])
     again = read_record(convert(copy, tmp_path / "again.n5"))

@@ -256,8 +256,8 @@ def test_pages_without_a_word_are_slices_by_a_guess(tmp_path: Path) -> None:
 
 def test_the_level_that_is_read_is_in_the_plan(tmp_path: Path) -> None:
     lay(tmp_path / "v", {f"em/s{i}/attributes.json": ARRAY | {"axes": ["x", "y", "z"]} for i in range(3)})
-    assert planned(of=open_volume(tmp_path / "v", "em")).notes == ("level 0, s0, of 3",)
-    assert planned(of=open_volume(tmp_path / "v", "em/s2")).notes == ("level 2, s2, of 3",)
+    assert planned(of=open_volume(tmp_path / "v", "em")).notes.volume == ("level 0, s0, of 3",)
+    assert planned(of=open_volume(tmp_path / "v", "em/s2")).notes.volume == ("level 2, s2, of 3",)
 
 
 @pytest.mark.parametrize(("shape", "halo", "axis"), [((1, 40, 40), (9, 9, 9), "z"), ((40, 40, 1), (0, 0, 2), "x")])

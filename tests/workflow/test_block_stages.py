@@ -16,13 +16,13 @@ from volumes import fingerprint, noise, write_volume
 from volpipe.errors import PlanError, RecipeError, VolpipeError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import Input
-from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.volumes.convert import Choice, convert
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.cost import preview_flow
-from volpipe.workflow.execute import FlowReport, execute_flow
+from volpipe.workflow.execute import FlowReport
 from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.recipe import find_flow
+from volpipe.workflow.work_plan import execute, preview
 
 SHAPE = (16, 24, 40)
 FILTERS = """
@@ -78,7 +78,7 @@ def planned(folder: Path, *settings: str, text: str = FLOW, volume: str = "in.n5
 
 
 def ran(plan: FlowPlan, inline: Inline | None = None, **options: bool) -> FlowReport:
-    report = execute_flow(plan, (inline or Inline(slots=2)).start, RunOptions(**options))
+    report = execute(plan, (inline or Inline(slots=2)).start, RunOptions(**options))
     assert report.is_complete
     return report
 
@@ -130,7 +130,7 @@ def test_an_update_makes_what_rests_on_a_changed_block_alone(folder: Path) -> No
 
 
 def test_their_needs_and_times_are_planned(folder: Path) -> None:
-    cost = preview_flow(planned(folder), Inline().start)
+    cost = preview(planned(folder), Inline().start)
     assert all(each.seconds is not None and each.need is not None for each in cost.stages)
     sizes = [each.need.output_bytes for each in cost.stages if each.need is not None]
     assert sizes[0] >= 14 * 10 * 17 / 2 and sizes[1] == 4 * 14 * 10 * 17
@@ -236,7 +236,7 @@ def test_a_comparison_is_of_stages_or_of_a_path_and_is_made_again_when_that_chan
     known = whole + noise(SHAPE, seed=1).astype(np.float32) / 100
     write_volume(folder / "known.n5", known, chunk=8)
     plan = planned(folder, text=COMPARED)
-    cost = preview_flow(plan, Inline().start)
+    cost = preview(plan, Inline().start)
     assert cost.seconds is not None and all(each.seconds is not None for each in cost.stages)
     report = ran(plan)
     images, masks = (json.loads((folder / "out" / f"{name}.json").read_text()) for name in ("images", "masks"))

@@ -29,10 +29,11 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.stage_work import Listener
 from volpipe.volumes.storage.lock import LOCK_FILE
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, RunWork, execute
-from volpipe.workflow.follow import MOST_ALIKE, STOP, Look, execute_following
+from volpipe.workflow.driver import Report, RunWork
+from volpipe.workflow.follow import MOST_ALIKE, STOP, Look
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
+from volpipe.workflow.work_plan import execute
 
 SLICES = ("net.name=identity", *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop"))  # blocks of 8 slices
 
@@ -70,7 +71,7 @@ class Following:
 
     def follow(self, **options: Any) -> Report:
         plan = prepare(self.location, load_recipe(None, self.settings), self.folder / "out.zarr", self.folder)
-        return execute_following(plan, self.start, RunOptions(follow=0.0, **options), Listener(on_look=self.on_look))
+        return execute(plan, self.start, RunOptions(follow=0.0, **options), Listener(on_look=self.on_look))
 
     def assert_fresh(self) -> None:
         """Compare the output with that of a fresh run with the same sizes, in its place."""

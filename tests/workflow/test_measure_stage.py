@@ -23,11 +23,12 @@ from volumes import noise, write_volume
 from volpipe.cli.app import app
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolpipeError
 from volpipe.geometry.grid import Box
-from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.execute import FlowReport, execute_flow
+from volpipe.workflow.execute import FlowReport
 from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.recipe import find_flow
+from volpipe.workflow.work_plan import execute
 
 SHAPE = (21, 24, 40)
 MEASURES = '''
@@ -161,7 +162,7 @@ def planned(folder: Path, *settings: str, text: str = FLOW, volume: str = "in.n5
 
 
 def ran(plan: FlowPlan, inline: Inline | None = None, **options: bool) -> FlowReport:
-    report = execute_flow(plan, (inline or Inline(slots=2)).start, RunOptions(**options))
+    report = execute(plan, (inline or Inline(slots=2)).start, RunOptions(**options))
     assert report.is_complete
     return report
 
@@ -341,7 +342,7 @@ options = { how = "HOW" }
         "name": r"it returned label \(1,\), voxels \(1,\), means \(1,\); let it",
         "fails": r"it fails: KeyError: 'seventy-seven' \(measures.py, line \d+\)",
     }.items():
-        report = execute_flow(
+        report = execute(
             planned(folder, text=text.replace("HOW", how), volume="labels.n5"), Inline().start, RunOptions()
         )
         assert not report.is_complete and not (folder / "out" / "odd.csv").exists()

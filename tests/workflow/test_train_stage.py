@@ -25,7 +25,6 @@ from volpipe.blockwise.usage import peak_bytes
 from volpipe.cli.workflow import cost_table
 from volpipe.errors import PlanError, RecipeError, RunError, VolpipeError
 from volpipe.recipes.inference import load_recipe
-from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
@@ -34,15 +33,16 @@ from volpipe.training.logs import read_log
 from volpipe.training.pages import training_page
 from volpipe.training.task import Training, newest_step
 from volpipe.units import size
-from volpipe.workflow.cost import forecast_flow, preview_flow
-from volpipe.workflow.driver import execute
-from volpipe.workflow.execute import FlowReport, execute_flow
+from volpipe.workflow.cost import forecast_flow
+from volpipe.workflow.execute import FlowReport
 from volpipe.workflow.outcome import run_command
 from volpipe.workflow.pages import flow_page
 from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.recipe import find_flow
 from volpipe.workflow.stage_table import stage_rows
 from volpipe.workflow.status import find_status
+from volpipe.workflow.work_plan import execute, preview
 
 LEARN = """
 [[stage]]
@@ -141,7 +141,7 @@ def plan_of(folder: Path, text: str = ALL, *settings: str, out: str = "out", vol
 
 
 def run(plan: FlowPlan, workers: Inline | None = None, *, update: bool = False) -> FlowReport:
-    return execute_flow(plan, (workers or Inline()).start, RunOptions(update=update))
+    return execute(plan, (workers or Inline()).start, RunOptions(update=update))
 
 
 def outputs(folder: Path) -> dict[str, object]:
@@ -177,7 +177,7 @@ def test_labels_of_a_part_are_learned_from_and_scored_where_they_lie(folder: Pat
     def planned() -> FlowPlan:
         return plan_of(folder, text, volume="v.h5")
 
-    preview_flow(planned(), Inline().start)
+    preview(planned(), Inline().start)
     assert run(planned()).is_complete
     tree = json.loads((folder / "out" / "scores.json").read_text())
     assert tree["box"] == "24:32,2:32,4:32"
@@ -251,7 +251,7 @@ def test_the_best_of_several_nets_makes_what_it_makes_alone(
     text = LEARN.replace("affinities =", "normalise = { low = 0, high = 255 }\naffinities =") + varied + OF_NETS
     plan = plan_of(folder, text)
     longest = plan.stages[1].plan
-    assert longest.net_note == f"the longest of {num_nets} nets that stage learn tries"
+    assert longest.notes.net == f"the longest of {num_nets} nets that stage learn tries"
     assert longest.recipe.net.options["features"] == features
     report = run(plan)
     best = report.stages[0].report.trained
@@ -273,7 +273,7 @@ def test_the_best_of_several_nets_makes_what_it_makes_alone(
 def test_a_plan_shows_the_net_that_takes_longest_of_all_that_were_timed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cost = preview_flow(plan_of(folder, SEARCHED), Inline().start).stages[1]
+    cost = preview(plan_of(folder, SEARCHED), Inline().start).stages[1]
     assert len(cost.others) == 2
     assert all(cost.seconds >= other.estimate.seconds for other in cost.others)
     shown = giver(folder, monkeypatch, capsys)("plan", "--recipe", "flow.toml", "v.tif", "-o", "out", "--quick")
@@ -370,7 +370,7 @@ def by_heading(printed: str) -> dict[str, str]:
 def test_a_plan_says_what_steps_take_where_some_were_tried_and_writes_nothing(folder: Path) -> None:
     plan = plan_of(folder)
     assert forecast_flow(plan).stages[0].seconds is None
-    cost = preview_flow(plan, Inline().start)
+    cost = preview(plan, Inline().start)
     assert cost.stages[0].seconds is not None
     assert 0 < cost.stages[0].seconds < 60
     assert cost.is_guess
@@ -385,7 +385,7 @@ def test_a_plan_says_what_steps_take_where_some_were_tried_and_writes_nothing(fo
     ]
     poor = Inline()
     poor.worker_bytes = 50 << 20
-    for refused in (preview_flow(plan_of(folder, LEARN), poor.start), forecast_flow(plan_of(folder, LEARN), poor)):
+    for refused in (preview(plan_of(folder, LEARN), poor.start), forecast_flow(plan_of(folder, LEARN), poor)):
         with pytest.raises(PlanError, match=r"^stage learn: a worker needs .* and has 0.0 GiB; use a smaller train.ba"):
             refused.check()
 
@@ -480,7 +480,7 @@ def test_an_update_goes_on_from_the_checkpoint_to_the_bits_of_one_training_of_mo
     first, second = json.loads((learn / "training.json").read_text())["rounds"]
     assert (first["after"], first["planned"], second["after"], second["planned"]) == (8, 8, 12, 12)
     assert newest_step(learn) == 14
-    execute_flow(plan_of(folder, text), Inline().start, RunOptions(fresh=True))
+    execute(plan_of(folder, text), Inline().start, RunOptions(fresh=True))
     assert newest_step(learn) == 8
 
 

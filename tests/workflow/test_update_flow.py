@@ -24,13 +24,14 @@ from volumes import fingerprint, noise, write_volume
 from volpipe.blockwise.journal import Record
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
-from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.execute import FlowReport, execute_flow
+from volpipe.workflow.execute import FlowReport
 from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.recipe import find_flow
 from volpipe.workflow.status import find_status
+from volpipe.workflow.work_plan import execute
 
 LAWS = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ALIKE = """
@@ -82,7 +83,7 @@ def planned(folder: Path, num_stages: int = 3, near: str = "crop", **choices: An
 
 
 def ran(plan: FlowPlan, inline: Inline | None = None, **options: Any) -> FlowReport:
-    report = execute_flow(plan, (inline or Inline()).start, RunOptions(**options))
+    report = execute(plan, (inline or Inline()).start, RunOptions(**options))
     assert report.is_complete
     return report
 
@@ -125,7 +126,7 @@ def check_law(data: st.DataObject, most_times: int) -> None:
         for _ in range(data.draw(st.integers(1, most_times))):
             plan = planned(folder, **choices)
             with contextlib.suppress(Stopped):
-                execute_flow(plan, Inline(0, 2, int(rng.integers(0, 120))).start, RunOptions(update=True))
+                execute(plan, Inline(0, 2, int(rng.integers(0, 120))).start, RunOptions(update=True))
             if data.draw(st.booleans()):  # as it was given first
                 most = data.draw(st.sampled_from([None, int(rng.integers(0, 60))]))
                 if goes_on(plan, most, may_have_grown=has_grown):
@@ -223,7 +224,7 @@ def test_a_later_stage_is_not_complete_from_when_an_earlier_one_changes(tmp_path
     ran(planned(tmp_path), update=False)
     edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
     with pytest.raises(Stopped):
-        execute_flow(planned(tmp_path), Netless().start, RunOptions(update=True))
+        execute(planned(tmp_path), Netless().start, RunOptions(update=True))
     parts = {part.name: part for part in find_status(str(tmp_path / "out")).parts}
     assert not any(part.is_complete for part in parts.values())
     for name in ("first", "near", "objects"):
@@ -265,7 +266,7 @@ def test_a_stage_that_has_grown_and_not_compared_is_not_complete(tmp_path: Path,
     grow(tmp_path / "in.n5", data, chunk=8)
     edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
     with pytest.raises(Stopped):
-        execute_flow(planned(tmp_path, num_stages), Killed(stage).start, RunOptions(update=True))
+        execute(planned(tmp_path, num_stages), Killed(stage).start, RunOptions(update=True))
     parts = {part.name: part.is_complete for part in find_status(str(tmp_path / "out")).parts}
     assert not parts.pop(stage) and all(parts.values())
     ran(planned(tmp_path, num_stages), update=False)
@@ -279,7 +280,7 @@ def test_a_stage_is_not_complete_before_it_has_grown_as_well(tmp_path: Path) -> 
     ran(planned(tmp_path), update=False)
     grow(tmp_path / "in.n5", data, chunk=8)
     with pytest.raises(Stopped):
-        execute_flow(planned(tmp_path), Killed("near").start, RunOptions(update=True))
+        execute(planned(tmp_path), Killed("near").start, RunOptions(update=True))
     assert [part.name for part in find_status(str(tmp_path / "out")).parts if part.is_complete] == ["first"]
     with pytest.raises(RunError, match=r"stage objects: .* with another recipe or input"):
         ran(planned(tmp_path), update=False)

@@ -32,15 +32,16 @@ from volpipe.blockwise.usage import Totals, Usage
 from volpipe.display.plain import plain_console
 from volpipe.display.watching import follow, plain_line, view
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.evaluation import Evaluation
 from volpipe.runs.presence import Driver, Presence, find_driver, present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Inferred
+from volpipe.stages.status import Status
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.volumes.storage.lock import held
 from volpipe.workflow.batch_table import DatasetRow, Table
-from volpipe.workflow.entries import find_work
-from volpipe.workflow.status import Observer, Status, find_status
+from volpipe.workflow.kinds import find_work
+from volpipe.workflow.status import Observer, find_status
 
 NET = """
 import pathlib, time, torch

@@ -19,8 +19,8 @@ from volpipe.blockwise.notes import DRIVER, WORKERS, Note, StageNote, TaskNote, 
 from volpipe.display.plain import plain_console
 from volpipe.display.workers import roster_view
 from volpipe.runs.presence import Driver
+from volpipe.stages.status import Status
 from volpipe.workflow.roster import Roster, Worker
-from volpipe.workflow.status import Status
 
 NET = """
 import pathlib, time, torch

@@ -19,15 +19,15 @@ from volumes import fingerprint, noise, write_volume
 from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.estimation import limits
 from volpipe.recipes.inference import load_recipe
-from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
-from volpipe.workflow.driver import execute
-from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
+from volpipe.workflow.cost import FlowCost, forecast_flow
+from volpipe.workflow.execute import FlowListener, FlowReport
 from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.recipe import find_flow
+from volpipe.workflow.work_plan import execute, preview
 
 SHAPE = (16, 24, 16)
 NETS = """
@@ -108,7 +108,7 @@ class Counted:
 
 
 def run(plan: FlowPlan, *, fresh: bool = False) -> FlowReport:
-    return execute_flow(plan, Counted().start, RunOptions(fresh=fresh))
+    return execute(plan, Counted().start, RunOptions(fresh=fresh))
 
 
 LABELLED = (
@@ -131,7 +131,7 @@ reference = "in.n5"
 
 def test_what_a_plan_told_of_times_is_known_to_the_same_stages_on_as_many_workers(folder: Path) -> None:
     plan = flow_plan(folder, LABELLED)
-    told = preview_flow(plan, Inline().start)
+    told = preview(plan, Inline().start)
     names, workers = ("labels", "scores"), Inline()
 
     def known(plan: FlowPlan, workers: Inline | None) -> list[bool]:
@@ -185,8 +185,8 @@ def test_a_later_stage_says_which_output_it_read(folder: Path) -> None:
 def test_one_site_is_started_for_all_stages_and_none_where_nothing_is_left(folder: Path) -> None:
     write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
     plan, counted, again = flow_plan(folder, SCORED), Counted(), Counted()
-    assert execute_flow(plan, counted.start).is_complete
-    assert execute_flow(plan, again.start).was_complete
+    assert execute(plan, counted.start).is_complete
+    assert execute(plan, again.start).was_complete
     assert (counted.num_starts, again.num_starts) == (1, 0)
 
 
@@ -243,7 +243,7 @@ def test_a_later_stage_lacks_what_an_earlier_one_lacks_and_the_next_command_goes
     chunk = folder / "in.n5" / "raw" / "1" / "1" / "1"
     good, stamp = chunk.read_bytes(), chunk.stat()
     chunk.write_bytes(good[:-9])
-    report = execute_flow(plan, Counted().start, RunOptions(tolerated=1.0, fresh=True))
+    report = execute(plan, Counted().start, RunOptions(tolerated=1.0, fresh=True))
     assert not report.is_complete
     first, second = (done.report for done in report.stages)
     assert len(first.missing) == 1
@@ -264,7 +264,7 @@ def test_statistics_of_a_stage_that_lacks_parts_are_refused_by_a_sentence(folder
     chunk.write_bytes(chunk.read_bytes()[:-9])
     plan = flow_plan(folder, TWO, "second.normalise.method=zscore")
     with pytest.raises(RunStopped, match=r"^stage second: \d+ of \d+ blocks cannot be read, because parts"):
-        execute_flow(plan, Counted().start, RunOptions(tolerated=1.0))
+        execute(plan, Counted().start, RunOptions(tolerated=1.0))
 
 
 def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fresh(folder: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fres
     longer = TWO + f'[[stage]]\nname = "third"\ninput = "first"\nnet = {{ name = "identity" }}\n{WINDOWS}\n'
     changed, counted = flow_plan(folder, longer, "second.net.options={ add = 0.5 }"), Counted()
     with pytest.raises(RunError, match=r"^stage second: .*another recipe.*add.*0.25.*0.5.*over, all stages; to keep"):
-        execute_flow(changed, counted.start)
+        execute(changed, counted.start)
     assert counted.num_starts == 0
     assert fingerprint(folder / "out" / "first.zarr") == before
     assert run(changed, fresh=True).is_complete
@@ -367,7 +367,7 @@ def test_a_later_stage_that_no_worker_can_hold_is_refused_before_the_first_begin
     counted.workers.worker_bytes = int(first) + 1
     listener = FlowListener(on_workers=lambda workers: forecast_flow(plan, workers).check())
     with pytest.raises(PlanError, match=r"^stage second: a worker needs .* GiB of memory and has "):
-        execute_flow(plan, counted.start, listener=listener)
+        execute(plan, counted.start, listener=listener)
     assert not (folder / "out" / "first.zarr").exists()
 
 
@@ -392,6 +392,6 @@ def test_the_listener_hears_of_each_stage_in_order(folder: Path) -> None:
     listener = FlowListener(
         lambda stage: heard.append(f"+{stage.name}"), lambda done: heard.append(f"-{done.stage.name}")
     )
-    execute_flow(flow_plan(folder, TWO), Counted().start, listener=listener)
+    execute(flow_plan(folder, TWO), Counted().start, listener=listener)
     # The second begins when something is there to read, which on a slow machine may be all of it.
     assert heard in (["+first", "+second", "-first", "-second"], ["+first", "-first", "+second", "-second"])

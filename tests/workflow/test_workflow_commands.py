@@ -15,13 +15,12 @@ from skimage.measure import label as labelled
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.geometry.affinities import affinities
-from volpipe.recipes.workflow import find_flow
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.units import duration
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow import stages as kinds
 from volpipe.workflow.cost import known_times
 from volpipe.workflow.plan import plan_flow
+from volpipe.workflow.recipe import find_flow
 
 OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
 # What a perfect net would give, of a volume that shows each object in two grey values of its own, speckled.
@@ -75,6 +74,10 @@ reference = "truth.n5"
 """
 SHAPE = (32, 32, 48)
 NUM_WORKERS = 2  # of the site threads
+TRYING = (  # functions of kinds of work
+    "volpipe.workflow.run_stages.calibrate", "volpipe.segmentation.kind.calibrate_segmentation",
+    "volpipe.evaluation.kinds.calibrate_evaluation",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -172,7 +175,7 @@ def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np
     assert "≤" in rows[2]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["affinities.zarr.run", "restore.zarr.run"]
     assert not (tmp_path / "out" / "affinities.zarr.run" / "stand_in").exists()
-    assert not (tmp_path / "out.run" / "rehearsal").exists()
+    assert not (tmp_path / "out.run" / "calibration").exists()
 
 
 def test_what_stages_took_stands_beside_what_the_plan_said_before(
@@ -191,8 +194,8 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     of_tasks = {stage.name: stage.seconds for stage in known.stages}
     rounds = {stage.name: -(-stage.num_tasks // NUM_WORKERS) / stage.num_tasks for stage in known.stages}
     assert stages == [(name, f"≈ {duration(rounds[name] * seconds)}") for name, seconds in of_tasks.items()]
-    for name in ("calibrate", "calibrate_segmentation", "calibrate_evaluation"):
-        monkeypatch.setattr(kinds, name, None)  # so that nothing can be tried again
+    for function in TRYING:
+        monkeypatch.setattr(function, None)  # so that nothing can be tried again
     made = give(*COMMAND)
     assert made.code == 0
     took = dict(re.findall(r"^(\w+) +(?:run|label|evaluate) +[\d.]+ s(?: \(([^)]*s)\))? ", made.out, re.MULTILINE))

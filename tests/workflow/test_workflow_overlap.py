@@ -15,12 +15,12 @@ from volumes import fingerprint, noise, write_volume
 from volpipe.blockwise.journal import read_records
 from volpipe.blockwise.loop import perform
 from volpipe.evaluation import subject
-from volpipe.recipes.workflow import find_flow
 from volpipe.runs import worker
 from volpipe.segmentation import tasks
-from volpipe.workflow.execute import execute_flow
+from volpipe.stages.kind import StagePlan
 from volpipe.workflow.plan import FlowPlan, plan_flow
-from volpipe.workflow.stages import StagePlan
+from volpipe.workflow.recipe import find_flow
+from volpipe.workflow.work_plan import execute
 
 SHAPE, EDGE = (64, 16, 16), 8
 COUNTS = tuple(n // EDGE for n in SHAPE)  # blocks of every stage, which are shards as well
@@ -159,7 +159,7 @@ def check_same_in_turn(plan: FlowPlan, folder: Path) -> None:
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_second_net_sees_what_the_first_one_wrote_as_soon_as_it_is_there(folder: Path, level: int) -> None:
     plan = planned(folder, FIRST + SECOND, f"second.input.level={level}")
-    assert execute_flow(plan, Inline(slots=2, in_turn=True).start).is_complete
+    assert execute(plan, Inline(slots=2, in_turn=True).start).is_complete
     infer = times(plan, "first", "infer")
     coarser = times(plan, "first", "pyramid 1")
     second = times(plan, "second", "infer")
@@ -175,7 +175,7 @@ def test_a_second_net_sees_what_the_first_one_wrote_as_soon_as_it_is_there(folde
 
 def test_statistics_of_the_whole_wait_for_the_whole(folder: Path) -> None:
     plan = planned(folder, FIRST + SECOND, "second.normalise.method=zscore")
-    assert execute_flow(plan, Inline(slots=2).start).is_complete
+    assert execute(plan, Inline(slots=2).start).is_complete
     infer, measure = times(plan, "first", "infer"), times(plan, "second", "measure")
     check_order(infer, measure, reach=0)
     assert begins(measure) < ends(infer)
@@ -185,7 +185,7 @@ def test_statistics_of_the_whole_wait_for_the_whole(folder: Path) -> None:
 
 def test_labels_and_scores_follow_a_net_as_far_as_it_is(folder: Path) -> None:
     plan = planned(folder, FIRST + OBJECTS + IMAGE + AGREE)
-    assert execute_flow(plan, Inline(slots=2, in_turn=True).start).is_complete
+    assert execute(plan, Inline(slots=2, in_turn=True).start).is_complete
     infer, fragments, scores = (
         times(plan, name, of) for name, of in [("first", "infer"), ("objects", "pieces"), ("image", "evaluate")]
     )

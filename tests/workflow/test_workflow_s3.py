@@ -19,21 +19,22 @@ from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation import limits
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
-from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
+from volpipe.stages.kind import StagePlan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.quota import Quota
 from volpipe.workflow.cost import forecast_flow
-from volpipe.workflow.driver import execute
 from volpipe.workflow.entries import find_entries
-from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow, flow_work
-from volpipe.workflow.plan import STAGES, FlowPlan, plan_flow
+from volpipe.workflow.execute import FlowListener, FlowReport, flow_work
+from volpipe.workflow.kinds import KINDS
+from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.prepare import prepare
-from volpipe.workflow.stages import StagePlan
+from volpipe.workflow.recipe import find_flow
 from volpipe.workflow.status import find_status
+from volpipe.workflow.work_plan import execute
 
 SHAPE = (16, 24, 16)
 OUT = "s3://cells/out"
@@ -99,7 +100,7 @@ def planned(folder: Path, *settings: str, out: str | Path = OUT) -> FlowPlan:
 
 
 def run(plan: FlowPlan, most_tasks: int | None = None, *, fresh: bool = False) -> FlowReport:
-    return execute_flow(plan, Inline(most_tasks=most_tasks).start, RunOptions(fresh=fresh))
+    return execute(plan, Inline(most_tasks=most_tasks).start, RunOptions(fresh=fresh))
 
 
 def stop_in(plan: FlowPlan, name: str, num_tasks: int) -> None:
@@ -111,7 +112,7 @@ def stop_in(plan: FlowPlan, name: str, num_tasks: int) -> None:
             workers._most_tasks = workers.num_tasks + num_tasks
 
     with pytest.raises(Stopped):
-        execute_flow(plan, workers.start, listener=FlowListener(on_stage))
+        execute(plan, workers.start, listener=FlowListener(on_stage))
 
 
 def stored(bucket: Bucket, name: str = "out") -> dict[str, bytes]:
@@ -140,12 +141,12 @@ def placed(found: dict[str, bytes], folder: Path) -> dict[str, bytes]:
 
 def test_a_flow_into_a_bucket_goes_on_to_the_bytes_of_one_on_a_disk(bucket: Bucket, folder: Path) -> None:
     undisturbed = Inline()
-    execute_flow(planned(folder, out=folder / "local"), undisturbed.start)
+    execute(planned(folder, out=folder / "local"), undisturbed.start)
     plan, done = planned(folder), set[str]()
     for _ in range(5):
         with pytest.raises(Stopped):
-            execute_flow(plan, Inline(most_tasks=undisturbed.num_tasks // 6).start)
-        before, done = done, {entry.name for entry in find_entries(OUT) or [] if STAGES[entry.kind].is_done(entry)}
+            execute(plan, Inline(most_tasks=undisturbed.num_tasks // 6).start)
+        before, done = done, {entry.name for entry in find_entries(OUT) or [] if KINDS[entry.kind].is_done(entry)}
         assert before <= done < {stage.name for stage in plan.stages}  # what is complete stays so
     report = run(plan)
     assert report.is_complete
@@ -161,7 +162,7 @@ def test_a_flow_into_a_bucket_goes_on_to_the_bytes_of_one_on_a_disk(bucket: Buck
 def test_a_flow_in_a_bucket_that_is_complete_starts_nothing_and_writes_nothing(bucket: Bucket, folder: Path) -> None:
     run(planned(folder))
     before, workers = dict(bucket.files), Inline()
-    report = execute_flow(planned(folder), workers.start)
+    report = execute(planned(folder), workers.start)
     assert report.was_complete
     assert workers.num_tasks == 0
     assert bucket.files == before

@@ -18,20 +18,19 @@ from volpipe.api.runs import plan_request
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RecipeError
 from volpipe.inference.output import suffix_of
-from volpipe.inference.plan import Plan
 from volpipe.monitoring.exposition import monitored
-from volpipe.recipes.batch import Batch, Dataset, home, list_datasets, load_batch
+from volpipe.recipes.batch import BatchDataset, BatchRecipe, home, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
 from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
+from volpipe.stages.sizing import Sizing
 from volpipe.volumes.formats.container import SUFFIXES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch import AT_ONCE, BatchListener, BatchPlan, Prepare, execute_batch, plan_batch
 from volpipe.workflow.batch_table import BatchReport, batch_folder
-from volpipe.workflow.plan import FlowPlan
-from volpipe.workflow.prepare import Sizing
+from volpipe.workflow.work_plan import WorkPlan
 
 
 @homes_known
@@ -95,7 +94,7 @@ def batch(
 
 
 def _planned(
-    tree: Batch,
+    tree: BatchRecipe,
     folder: RunFolder,
     prepare: Prepare,
     options: RunOptions,
@@ -133,7 +132,7 @@ def _listening(progress: bool | None, listener: BatchListener | None) -> Iterato
 
 def _batch_of(
     volumes: str | Path | Sequence[str | Path], recipe: str | Path | None, out: str | Path | None
-) -> tuple[Batch, RunFolder]:
+) -> tuple[BatchRecipe, RunFolder]:
     """Return the batch that the arguments describe, and its folder."""
     given = [str(volumes)] if isinstance(volumes, str | Path) else [str(volume) for volume in volumes]
     files = [name for name in given if name.endswith(".toml") and "://" not in name]
@@ -146,13 +145,13 @@ def _batch_of(
         return load_batch(file).model_copy(update=changes), RunFolder(batch_folder(paths.locate(file)))
     if out is None:
         raise RecipeError("a batch needs a place for its outputs; give a folder or a name with {stem}: -o restored/")
-    tree = Batch(volumes=tuple(given), **changes)
+    tree = BatchRecipe(volumes=tuple(given), **changes)
     return tree, RunFolder(batch_folder(home(tree.out)))
 
 
 def _plan(
-    dataset: Dataset, settings: Sequence[str], trust_model: bool, search_path: Path | None, sizing: Sizing
-) -> Plan | FlowPlan:
+    dataset: BatchDataset, settings: Sequence[str], trust_model: bool, search_path: Path | None, sizing: Sizing
+) -> WorkPlan:
     """Return the plan of `dataset`; the output of a run gets a suffix by its format where it has none."""
     own = (*settings, *dataset.settings)
     asked = request(

@@ -14,7 +14,7 @@ from volpipe.api.arguments import site_of
 from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.evaluation.compare import Comparison, plan_comparison
+from volpipe.evaluation.compare import ComparisonPlan, plan_comparison
 from volpipe.evaluation.driver import comparison_work, finish
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import COMPARED_JSON, COMPARED_PAGE, ComparisonResult
@@ -22,9 +22,9 @@ from volpipe.monitoring.exposition import monitored
 from volpipe.monitoring.results import results_of
 from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
+from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.stage_work import Listener
-from volpipe.segmentation.driver import SegmentationResult
 from volpipe.volumes.storage.result_file import ResultFile
 from volpipe.workflow.compare import (
     ComparisonTable,
@@ -34,7 +34,6 @@ from volpipe.workflow.compare import (
     pair_name,
     pairs_work,
 )
-from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import location_of
 
 COMPARE = "compare"  # the end of names of its folder and its page
@@ -42,8 +41,8 @@ COMPARE = "compare"  # the end of names of its folder and its page
 
 @homes_known
 def compare(
-    a: str | Path | Report | SegmentationResult,
-    b: str | Path | Report | SegmentationResult,
+    a: str | Path | WorkReport,
+    b: str | Path | WorkReport,
     *,
     labels: bool = False,
     roi: str | None = None,
@@ -120,7 +119,7 @@ def _write(json_file: str | Path | None, page: str | Path | None, result: Compar
         result.write_page(page)
 
 
-def _planned(a: str, b: str, **options: Any) -> Comparison:  # Any: as `plan_comparison` takes them
+def _planned(a: str, b: str, **options: Any) -> ComparisonPlan:  # Any: as `plan_comparison` takes them
     """Return the comparison of two outputs that are complete."""
     comparison = plan_comparison(a, b, **options)
     check_complete("A", a, comparison.a, comparison.box)

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from volpipe.resolve import homes_known
-from volpipe.segmentation.driver import SegmentationResult
+from volpipe.runs.report import WorkReport
 from volpipe.volumes.volume import Volume, open_volume
-from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import place_of
 
 if TYPE_CHECKING:
     from volpipe.notebook.explore import Explorer
 
-Place = str | Path | Volume | Report | SegmentationResult
+Place = str | Path | Volume | WorkReport
 
 
 @homes_known
@@ -42,11 +41,11 @@ def explore(
     from volpipe.notebook.explore import open_explorer
 
     output, labels = (
-        None if place is None else _opened(place, name) for place, name in ((output, "output"), (labels, "labels"))
+        None if place is None else _open_place(place, name) for place, name in ((output, "output"), (labels, "labels"))
     )
-    return open_explorer(_opened(volume, "volume"), output, labels, at)
+    return open_explorer(_open_place(volume, "volume"), output, labels, at)
 
 
-def _opened(value: Place, called: str) -> Volume:
+def _open_place(value: Place, called: str) -> Volume:
     place = place_of(value, called)
     return (place if isinstance(place, Volume) else open_volume(place)).as_it_is

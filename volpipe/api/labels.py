@@ -16,7 +16,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
 from volpipe.estimation.estimate import StageTimes
 from volpipe.evaluation.driver import evaluation_work, finish
-from volpipe.evaluation.evaluate import plan_evaluation
+from volpipe.evaluation.evaluate import evaluation_of, plan_evaluation
 from volpipe.evaluation.results import SCORES_PAGE, EvaluationResult
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import suffix_of, with_format
@@ -158,7 +158,8 @@ def evaluate(
     if page is not None:
         page.check()
     kind = kind_of(truth, labels=labels, classes=classes, skeletons=str(skeletons or ""))
-    source = location_of(given, "given") if given is not None else _input_of(output) if kind == "image" else None
+    own = _input_of(output) if given is None and evaluation_of(kind).interpolates else None
+    source = own if given is None else location_of(given, "given")
     evaluation = plan_evaluation(
         output, truth, given=source, roi=roi, margin=margin, kind=kind, data_range=data_range, ignore=ignore,
         skeletons=str(skeletons or ""), any_place=any_place, incomplete=incomplete,

@@ -17,7 +17,7 @@ from volpipe.nets.files import is_program
 from volpipe.notebook.boxes import Sizes
 from volpipe.notebook.own_nets import is_module, named
 from volpipe.recipes.inference import Recipe, load_recipe
-from volpipe.recipes.workflow import find_flow
+from volpipe.recipes.workflow import has_stages
 from volpipe.resolve import homes_known, nearest, shipped, shipped_recipes
 from volpipe.volumes.volume import Volume
 
@@ -165,7 +165,7 @@ def _recipe_of(
     elif isinstance(net, Recipe | Mapping):
         yield load(Recipe, net, settings)
     elif isinstance(net, str | Path):
-        yield _named(str(net), settings)
+        yield _recipe_named(str(net), settings)
     else:
         raise VolpipeError(
             f"a net is a torch module, a name, a file or a recipe, not {type(net).__name__}; vp.load_net(name) "
@@ -173,14 +173,14 @@ def _recipe_of(
         )
 
 
-def _named(name: str, settings: Sequence[str]) -> Recipe:
+def _recipe_named(name: str, settings: Sequence[str]) -> Recipe:
     """Return the recipe of that name, or the default one with the net of that name.
 
     Raises:
         VolpipeError: there is neither; or the recipe has several stages.
     """
     if name.endswith(".toml") or name in shipped_recipes():
-        if find_flow(Path(name), settings) is not None:
+        if has_stages(Path(name)):
             raise VolpipeError(f"{name} is a recipe of several stages; give the recipe of one, or its net")
         return load(Recipe, name, settings)
     nets = shipped("volpipe.models")

@@ -9,30 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import Evaluation
-from volpipe.evaluation.results import evaluation_parts
-from volpipe.evaluation.subject import RESULTS
 from volpipe.reporting.page import REPORT, Page
 from volpipe.reporting.render import WRITER, render, write_page
 from volpipe.resolve import homes_known
-from volpipe.runs.pages import Taken, page_of
 from volpipe.runs.provenance import Origin, command_of, read_origin, to_toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Difference, Recomputed, Verdict
 from volpipe.segmentation.output import read_label_origin
-from volpipe.training.pages import training_page
-from volpipe.training.search.pages import trials_page
-from volpipe.training.search.trials import has_trials
-from volpipe.training.task import Training
+from volpipe.stages.status import Status
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.storage.result_file import ResultFile, page_kind
 from volpipe.workflow.batch_table import find_batch
-from volpipe.workflow.entries import FLOW_FILE, find_entries, find_work
+from volpipe.workflow.entries import FLOW_FILE, find_entries
+from volpipe.workflow.kinds import KINDS, find_work
 from volpipe.workflow.pages import batch_page, flow_page
-from volpipe.workflow.status import Status, find_status
+from volpipe.workflow.status import find_status
 
 REPORT_PAGE = page_kind("volpipe report --out", WRITER)
 
@@ -204,27 +196,11 @@ def find_page(output: str) -> tuple[Page, Path]:
         is_folder = (Path(output) / FLOW_FILE).is_file()
         stages = RunFolder(Path(output).absolute()) if is_folder else RunFolder.for_stages(paths.locate(output))
         return flow_page(stages, output.removesuffix(".run") if is_folder else output), stages.path
-    folder = RunFolder(Path(output).absolute())
-    if Training.load(folder.path) is not None:
-        return training_page(folder), folder.path
-    if has_trials(folder.path):
-        return trials_page(folder), folder.path
-    return _page_of_run(output)
-
-
-def _page_of_run(output: str) -> tuple[Page, Path]:
-    folder = RunFolder(RunFolder.find(output).path.absolute())
-    work = find_work(folder)
-    if work is not None:
-        return work.page(), folder.path
-    described = read_json(folder.path / Evaluation.mark)
-    if described is None:
-        raise RunError(
-            f"there is nothing to report of {output}: {folder.path} holds no plan; name the output of a run, a "
-            "segmentation or a flow, the folder of a training, or a batch"
-        )
-    scores = folder.path.with_name(folder.path.name.removesuffix(".run"))
-    tree = read_json(scores) if scores.is_file() else None
-    taken = Taken.read(folder, Schedule, RESULTS)
-    is_complete = bool((tree or {}).get("scores"))
-    return page_of(folder, taken, evaluation_parts(described, tree), is_complete=is_complete), folder.path
+    for kind in KINDS.values():
+        folder = RunFolder(kind.home(output).path.absolute())
+        if (page := kind.page(folder)) is not None:
+            return page, folder.path
+    raise RunError(
+        f"there is nothing to report of {output}: {RunFolder.find(output).path.absolute()} holds no plan; name the "
+        "output of a run, a segmentation or a flow, the folder of a training, or a batch"
+    )

@@ -5,7 +5,6 @@ Not here: what is drawn (display), or progress itself (blockwise.phase). A scrip
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from volpipe.blockwise.phase import Show
     from volpipe.display.batches import RowsShown
     from volpipe.display.cell import Cell
-    from volpipe.inference.plan import Plan
 
 Counted = Callable[[int, int], None]  # how many are done, of how many
 P = ParamSpec("P")
@@ -32,7 +30,7 @@ def _is_shown(progress: bool | None, *, has_listener: bool) -> bool:
     return is_notebook()
 
 
-def _cell() -> Cell | None:
+def _notebook_cell() -> Cell | None:
     """Return a display below the cell that runs, None where there is no notebook."""
     from volpipe.display.cell import Cell, is_notebook
 
@@ -41,7 +39,7 @@ def _cell() -> Cell | None:
 
 @contextmanager
 def stages_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator[Callable[..., Show]]:
-    """Give what makes listeners of stages, by the name of the work and the voxels of its average block.
+    """Give a function that returns a listener of stages, by the name of the work and the voxels of its average block.
 
     Args:
         progress: whether anything is shown; None: in a notebook, unless the caller listens himself.
@@ -52,28 +50,28 @@ def stages_shown(progress: bool | None, *, has_listener: bool = False) -> Iterat
         return
     from volpipe.display.progress import showing
 
-    with showing(_cell()) as show:
+    with showing(_notebook_cell()) as show:
         yield show
 
 
 @contextmanager
 def progress_shown(progress: bool | None, on_progress: Show | None) -> Iterator[Show]:
-    """Give a listener of one work that tells `on_progress`, where there is one, and shows it; `progress` as above."""
+    """Give a listener of one work that calls `on_progress`, if given, and shows the work; `progress` as above."""
     with stages_shown(progress, has_listener=on_progress is not None) as show:
         yield show() if on_progress is None else both(on_progress, show())
 
 
 @contextmanager
 def count_shown(name: str, noun: str, progress: bool | None, on_progress: Counted | None) -> Iterator[Counted]:
-    """Give a listener that tells `on_progress`, and shows under `name` how many of a `noun` are done; as above."""
-    hears = on_progress or (lambda done, whole: None)
+    """Give a listener that calls `on_progress`, and shows under `name` how many of a `noun` are done; as above."""
+    listener = on_progress or (lambda done, whole: None)
     if not _is_shown(progress, has_listener=on_progress is not None):
-        yield hears
+        yield listener
         return
     from volpipe.display.console import bars
 
-    with bars(_cell()) as shown:
-        yield both(hears, lambda done, whole: shown.show(name, done, whole, noun))
+    with bars(_notebook_cell()) as shown:
+        yield both(listener, lambda done, whole: shown.show(name, done, whole, noun))
 
 
 @contextmanager
@@ -84,20 +82,15 @@ def rows_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator
         return
     from volpipe.display.batches import showing_rows
 
-    with showing_rows(_cell()) as shown:
+    with showing_rows(_notebook_cell()) as shown:
         yield shown
 
 
 def both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
-    """Return what tells both, in this order."""
+    """Return a function that calls both, in this order."""
 
-    def tell(*arguments: P.args, **named: P.kwargs) -> None:
+    def call_both(*arguments: P.args, **named: P.kwargs) -> None:
         first(*arguments, **named)
         second(*arguments, **named)
 
-    return tell
-
-
-def voxels_per_block(plan: Plan) -> float:
-    """Return the output voxels of the average block, by which speed is told."""
-    return math.prod(plan.out_shape) / plan.num_active
+    return call_both

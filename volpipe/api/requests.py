@@ -17,7 +17,7 @@ from volpipe.inference.output import FOLDERS, check_name, suffix_of, with_format
 from volpipe.nets.facts import check_named
 from volpipe.nets.files import label_of
 from volpipe.recipes.inference import Recipe
-from volpipe.recipes.workflow import VOLUME, Flow, find_flow, named
+from volpipe.recipes.workflow import VOLUME, Flow, has_stages, named
 from volpipe.resolve import default_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import absolute
@@ -29,7 +29,7 @@ RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, checked as far as that needs neither a site nor torch.
+    """A volume, a recipe and an output, checked as far as that needs neither a site nor torch.
 
     Attributes:
         volume: a location, or a volume that is open.
@@ -77,7 +77,9 @@ def request(
     region += for_volume
     trust = ["net.trust_model=true"] if trust_model else []
     flow = None
-    if isinstance(recipe, str | Path):
+    if isinstance(recipe, str | Path) and has_stages(Path(recipe)):
+        from volpipe.workflow.recipe import find_flow  # which knows all kinds of work
+
         flow = find_flow(Path(recipe), settings, for_volume=region, for_runs=trust)
     if flow is not None:
         target = str(out or default_name(volume, Path(flow.source).stem))

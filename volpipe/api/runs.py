@@ -5,44 +5,41 @@ Not here: the work (workflow, runs), or printing (cli).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from volpipe.api.arguments import capacity_of, site_of
-from volpipe.api.progress import both, stages_shown, voxels_per_block
+from volpipe.api.progress import both, stages_shown
 from volpipe.api.requests import RecipeLike, Request, check, request
 from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.pool import Site, WorkerPool
-from volpipe.errors import PlanError
+from volpipe.errors import VolpipeError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.forecast import Forecast
 from volpipe.estimation.limits import check_access, check_window
 from volpipe.geometry.grid import Box
-from volpipe.inference.plan import Plan
-from volpipe.inference.roi import find_part
 from volpipe.monitoring.exposition import monitored
-from volpipe.recipes.workflow import VOLUME, Flow
+from volpipe.recipes.workflow import Flow
 from volpipe.resolve import homes_known
-from volpipe.runs.options import RunOptions, check_stages
-from volpipe.runs.output_work import OutputWork
+from volpipe.runs.options import RunOptions
+from volpipe.stages.kind import StagePlan
+from volpipe.stages.sizing import UNSIZED, Sizing
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume
-from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
-from volpipe.workflow.driver import Listener, Report, execute, preview
-from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
-from volpipe.workflow.follow import execute_following
-from volpipe.workflow.plan import FlowPlan, plan_flow, stages_of
-from volpipe.workflow.prepare import UNSIZED, Sizing, check_opened, prepare, prepare_for, sample_for
-from volpipe.workflow.stages import StagePlan
+from volpipe.workflow.cost import FlowCost
+from volpipe.workflow.driver import Listener, Report
+from volpipe.workflow.execute import FlowListener, FlowReport, heard_by
+from volpipe.workflow.plan import plan_flow
+from volpipe.workflow.prepare import check_opened, prepare, prepare_for, sample_for
+from volpipe.workflow.work_plan import HeldPlan, RunPlan, StagesPlan, WorkPlan, find_work_plan
 
 
-def plan_request(asked: Request, sizing: Sizing = UNSIZED) -> Plan | FlowPlan:
+def plan_request(asked: Request, sizing: Sizing = UNSIZED) -> WorkPlan:
     """Return the plan of what is `asked` for, open sizes by `sizing`; what can be refused is refused here."""
     if isinstance(asked.work, Flow):
-        return plan_flow(asked.work, str(asked.volume), asked.out, asked.search_path, sizing)
+        return StagesPlan(plan_flow(asked.work, str(asked.volume), asked.out, asked.search_path, sizing))
     if isinstance(asked.volume, Volume):
         check_opened(asked.volume, asked.work.input)
         sample = sample_for(asked.work, asked.volume)
@@ -51,7 +48,7 @@ def plan_request(asked: Request, sizing: Sizing = UNSIZED) -> Plan | FlowPlan:
     else:
         plan = prepare(asked.volume, asked.work, asked.out, asked.search_path, sizing)
     check_window(plan)
-    return plan
+    return RunPlan(plan)
 
 
 @homes_known
@@ -67,7 +64,7 @@ def plan(
     search_path: Path | None = None,
     site: str | Path | WorkerPool | Site | None = "local",
     fresh: bool = False,
-) -> Plan | FlowPlan:
+) -> HeldPlan:
     """Return the plan of a run over `volume`, before anything runs; what cannot work is refused.
 
     Args:
@@ -96,12 +93,13 @@ def plan(
         volume, recipe, out=out, settings=settings, roi=roi, mask=mask, trust_model=trust_model, search_path=search_path
     )
     check(asked)
-    return plan_request(asked, Sizing(capacity_of(site, asked.folder), fresh))
+    planned: HeldPlan = plan_request(asked, Sizing(capacity_of(site, asked.folder), fresh)).plan
+    return planned
 
 
 @homes_known
 def estimate(
-    plan: Plan | FlowPlan, *, site: str | Path | WorkerPool | None = None, on_try: OnTry = lambda seconds, most: None
+    plan: HeldPlan, *, site: str | Path | WorkerPool | None = None, on_try: OnTry = lambda seconds, most: None
 ) -> Forecast | FlowCost:
     """Return the bytes, files and memory that `plan` takes, and its time where blocks are tried on a site.
 
@@ -114,18 +112,16 @@ def estimate(
         SiteError: the site cannot be used.
         RunStopped: a block cannot be computed.
     """
-    for stage in stages_of(plan):
-        if stage.reads == VOLUME and isinstance(work := stage.work(), OutputWork):
-            work.check_written(work.volumes())
-    start = None if site is None else site_of(site, plan.folder if not isinstance(plan, Plan) else None)[0]
-    if isinstance(plan, Plan):
-        return preview(plan, start, on_try)
-    return forecast_flow(plan) if start is None else preview_flow(plan, start)
+    planned = find_work_plan(plan)
+    if planned is None:
+        raise VolpipeError(f"{type(plan).__name__} is no plan; give what vp.plan returned")
+    planned.check_volume()
+    return planned.preview(None if site is None else site_of(site, planned.folder)[0], on_try)
 
 
 @homes_known
 def run(
-    volume: str | Path | Volume | Plan | FlowPlan,
+    volume: str | Path | Volume | HeldPlan,
     recipe: RecipeLike = None,
     *,
     out: str | Path | None = None,
@@ -170,40 +166,34 @@ def run(
     Raises:
         RunError, RunStopped, SiteError: another run's output is in the way; too much fails; no such site.
     """
-    planned = volume
-    if not isinstance(planned, Plan | FlowPlan):
-        planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path, site=site, fresh=fresh)
+    planned = find_work_plan(volume)
+    if planned is None:
+        location = cast("str | Path | Volume", volume)
+        asked = request(location, recipe, out=out, settings=settings, search_path=search_path)
+        check(asked)
+        planned = plan_request(asked, Sizing(capacity_of(site, asked.folder), fresh))
     start, name = site_of(site)
     options = RunOptions(
         fresh=fresh, keep_tensors=keep_tensors, site=name, tolerated=tolerate, same_input=same_input,
         update=update or follow is not None, measure_again=measure_again, follow=follow,
     )  # fmt: skip
     with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
-        if isinstance(planned, FlowPlan):
-            check_stages(only, follow)
-            of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
-            return execute_flow(planned, start, options, of_stages)
-        part = find_part(only, planned.out_shape) if isinstance(only, str) else only
-        options = replace(options, only=part)
-        if follow is None:
-            return execute(planned, start, options, hears(planned))
-        if not 0 < follow < math.inf:
-            raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
-        return execute_following(planned, start, options, hears(planned))
+        report: Report | FlowReport = planned.work(planned.limited(options, only), hears).run(start)
+        return report
 
 
 @contextmanager
 def _listening(
     progress: bool | None, on_progress: Show | None, listener: Listener | FlowListener | None
-) -> Iterator[Callable[[Plan | StagePlan], Listener]]:
-    """Give a function that returns whom to tell of a run or a stage: its listener, or `on_progress` and a display."""
-    with stages_shown(progress, has_listener=listener is not None or on_progress is not None) as show:
+) -> Iterator[FlowListener]:
+    """Give whom to tell of stages: the `listener`, or of each `on_progress` and a display."""
+    if listener is not None:
+        yield heard_by(listener)
+        return
+    with stages_shown(progress, has_listener=on_progress is not None) as show:
 
-        def hears(work: Plan | StagePlan) -> Listener:
-            if isinstance(listener, Listener):
-                return listener
-            name, plan = ("", work) if isinstance(work, Plan) else (work.name, work.plan)
-            shown = show(name, voxels_per_block(plan) if isinstance(plan, Plan) else 0.0)
+        def of_stage(stage: StagePlan) -> Listener:
+            shown = show(stage.name, stage.voxels_per_block)
             return Listener(on_progress=shown if on_progress is None else both(on_progress, shown))
 
-        yield hears
+        yield FlowListener(of_stage=of_stage)

@@ -20,7 +20,7 @@ from volpipe.recipes.toml import typed
 from volpipe.recipes.training import VARIED, TrainRecipe, load_training
 from volpipe.resolve import homes_known
 from volpipe.training.driver import TrainingResult, run_training
-from volpipe.training.fine_tuning import Start, fine_tuning
+from volpipe.training.fine_tuning import StartingWeights, fine_tuning
 from volpipe.training.logs import no_better
 from volpipe.training.search.grid import Sweep
 from volpipe.training.search.optuna import Tuning
@@ -160,8 +160,8 @@ def _searched(
     if isinstance(recipe, str | Path):
         chosen = kind.load(Path(recipe), settings)
     else:
-        chosen = kind.of(_tree(recipe, settings), NO_NAME, settings)
-    folder, (start, _), place = _folder(recipe, out, kind.kind), site_of(site), Path(search_path or Path.cwd())
+        chosen = kind.of(_sections_of(recipe, settings), NO_NAME, settings)
+    folder, (start, _), place = _folder_of_work(recipe, out, kind.kind), site_of(site), Path(search_path or Path.cwd())
     with monitored(metrics, kind.kind, recipe), _counting(chosen.num, progress, on_progress) as on_end:
         return run_search(chosen, folder, start, search_path=place, fresh=fresh, on_end=on_end)
 
@@ -170,7 +170,7 @@ def training_folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | N
     """Return the folder of a training; by default it is named after its recipe, or its volume and its `start`."""
     if out is None and start is not None and isinstance(recipe, str | Path):
         return Path(default_name(str(recipe), f"{Path(start).stem}.train"))
-    return _folder(recipe, out, "train")
+    return _folder_of_work(recipe, out, "train")
 
 
 def _fine_tuning(
@@ -181,7 +181,7 @@ def _fine_tuning(
         raise VolpipeError("with start, give the path of the volume to learn from in place of a recipe")
     old = Training.load(folder) if newest_step(folder) and not fresh else None
     return fine_tuning(
-        Start.find(str(start)), str(volume), None if labels is None else str(labels), settings, str(place),
+        StartingWeights.find(str(start)), str(volume), None if labels is None else str(labels), settings, str(place),
         None if old is None else old.recipe,
     )  # fmt: skip
 
@@ -189,18 +189,18 @@ def _fine_tuning(
 def _load(recipe: TrainRecipe | str | Path | Tree, settings: Sequence[str]) -> TrainRecipe:
     if isinstance(recipe, str | Path):
         return load_training(Path(recipe), settings)
-    tree = _tree(recipe, settings)
+    tree = _sections_of(recipe, settings)
     return typed(TrainRecipe, {key: tree[key] for key in tree if key not in VARIED}, NO_NAME, settings)
 
 
-def _tree(recipe: TrainRecipe | Tree, settings: Sequence[str]) -> dict[str, Any]:  # Any: TOML values
+def _sections_of(recipe: TrainRecipe | Tree, settings: Sequence[str]) -> dict[str, Any]:  # Any: TOML values
     """Return the sections of `recipe` with `settings`, as a copy."""
     if isinstance(recipe, TrainRecipe):
         recipe = recipe.model_dump(mode="json")
     return with_settings(recipe, settings)
 
 
-def _folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, kind: str) -> Path:
+def _folder_of_work(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, kind: str) -> Path:
     """Return the folder of the work; by default it is named after the recipe.
 
     Raises:
@@ -221,11 +221,11 @@ def _counting(
     num_ended = 0
     newest: TrialResult | None = None
 
-    def hears(done: int, whole: int) -> None:
+    def tell_progress(done: int, whole: int) -> None:
         assert on_progress is not None
         on_progress(done, whole, newest)
 
-    with count_shown("trainings", "training", progress, None if on_progress is None else hears) as show:
+    with count_shown("trainings", "training", progress, None if on_progress is None else tell_progress) as show:
 
         def on_end(result: TrialResult) -> None:
             nonlocal num_ended, newest

@@ -1,7 +1,7 @@
 """Work: what is done on a pool of workers, written as a generator of the steps that it needs others for.
 
 Not here: who answers the steps (loop), what a phase does with its tasks (phase), or any work of a kind: a run of a net,
-a segmentation, an evaluation, a training, a rehearsal, or many of them together::
+a segmentation, an evaluation, a training, a calibration, or many of them together::
 
     pool = yield POOL             a pool, started for the first work that asks
     yield phase                   the units of its stages are done on workers

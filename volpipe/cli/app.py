@@ -16,13 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 from typer.main import get_command
 
 import volpipe
-from volpipe.api.progress import voxels_per_block
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import outputs, workflow
 from volpipe.cli.generate import command, given_to
@@ -73,9 +72,10 @@ if TYPE_CHECKING:
     from volpipe.estimation.forecast import Forecast
     from volpipe.inference.plan import Plan
     from volpipe.runs.run_folder import RunFolder
+    from volpipe.stages.kind import StagePlan
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.follow import Look
-    from volpipe.workflow.plan import FlowPlan
+    from volpipe.workflow.work_plan import WorkPlan
 
 WIDTH = 120  # of help, at most
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
@@ -135,18 +135,13 @@ def run(
 
         with starting(how["site"], asked.folder.parsl, fresh=how["fresh"]) as site, showing() as show:
             planned, config = _plan(asked, site.capacity, fresh=how["fresh"]), how["site"]
-            how |= {"volume": planned, "site": site}
-            from volpipe.workflow.plan import FlowPlan
-
-            if isinstance(planned, FlowPlan):
-                is_complete = workflow.run(
-                    planned, how, listening=lambda stage, plan: _listener(plan, config, details, show, stage),
-                    tell=_tell, show=show,
-                )  # fmt: skip
+            how |= {"volume": planned.plan, "site": site}
+            listening = partial(_listener, config=config, details=details, show=show)
+            if asked.has_stages:
+                is_complete = workflow.run(planned.plan, how, listening=listening, tell=_tell, show=show)
                 raise typer.Exit(DONE if is_complete else INCOMPLETE)
             on_look = partial(_tell_look, seconds=follow or 0.0)
-            report = volpipe.run(**how, listener=_listener(planned, config, details, show, on_look=on_look))
-    assert isinstance(report, volpipe.Report)
+            report = cast("Report", volpipe.run(**how, listener=listening(planned.stages[0], on_look=on_look)))
     if report.was_complete or (follow is not None and not report.missing):
         since = ", of its volume as it was when you asked to stop" if follow is not None else ""
         news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
@@ -200,17 +195,13 @@ def plan(
     with interruptible():
         asked = _request(options, incomplete=incomplete, parents=parents)
         planned = _plan(asked, _capacity(site, asked, is_quick=quick))
-        from volpipe.workflow.cost import FlowCost
-        from volpipe.workflow.plan import FlowPlan
-
-        if isinstance(planned, FlowPlan):
-            workflow.show_plan(planned, None if quick else site, site)
+        if asked.has_stages:
+            workflow.show_plan(planned.plan, None if quick else site, site)
             return
-        out.print(plan_summary(planned))
+        out.print(plan_summary(planned.plan))
         with bars() as shown:
             on_try = partial(shown.show_seconds, "trying blocks")
-            found = volpipe.estimate(planned, site=None if quick else site, on_try=on_try)
-    assert not isinstance(found, FlowCost)
+            found = cast("Forecast", volpipe.estimate(planned.plan, site=None if quick else site, on_try=on_try))
     out.print(forecast_summary(found, site))
     _print_details(found)
     found.check()
@@ -369,12 +360,12 @@ def _tell_look(look: Look[Report], seconds: float) -> None:
 
 
 def _listener(
-    plan: Plan, config: str, details: bool, show: Callable[..., Show], name: str = "",
+    stage: StagePlan, *, config: str, details: bool, show: Callable[..., Show],
     on_look: Callable[[Look[Report]], None] = lambda look: None,
 ) -> Listener:  # fmt: skip
-    """Return a listener that prints the plan, all of it where `details` are asked for, and shows progress.
+    """Return a listener that prints the plan of a run, all of it where `details` are asked for, and shows progress.
 
-    `name` is that of the stage, of several; `on_look` prints what came of a look at a volume that is followed.
+    `on_look` prints what came of a look at a volume that is followed.
     """
     from volpipe.workflow.driver import Listener
 
@@ -387,7 +378,7 @@ def _listener(
     def on_plan(plan: Plan, folder: RunFolder) -> None:
         out.print(plan_summary(plan))
 
-    return Listener(on_plan, on_estimate, show(name, voxels_per_block(plan)), on_look)
+    return Listener(on_plan, on_estimate, show(stage.name, stage.voxels_per_block), on_look)
 
 
 def _request(options: Mapping[str, Any], *, incomplete: bool, parents: bool) -> Request:  # Any: values of options
@@ -420,10 +411,10 @@ def _capacity(config: str, asked: Request, *, is_quick: bool) -> Capacity | None
         return None
 
 
-def _plan(asked: Request, capacity: Capacity | None, *, fresh: bool = False) -> Plan | FlowPlan:
+def _plan(asked: Request, capacity: Capacity | None, *, fresh: bool = False) -> WorkPlan:
     """Return the plan, with its warnings printed; without a `capacity` it has the net's own windows."""
     from volpipe.api.runs import plan_request
-    from volpipe.workflow.prepare import Sizing
+    from volpipe.stages.sizing import Sizing
 
     with measuring_shown():
         planned = plan_request(asked, Sizing(capacity, fresh))

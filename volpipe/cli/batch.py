@@ -49,7 +49,7 @@ def batch(
     if not dry_run and not as_json:
         result_is_in_files()
     try:
-        with interruptible(), measuring_shown(), _listening(dry_run=dry_run, as_json=as_json) as listener:
+        with interruptible(), measuring_shown(), _printing_listener(dry_run=dry_run, as_json=as_json) as listener:
             report = volpipe.batch(**options, dry_run=dry_run, parents=parents, listener=listener)
     except BatchError as error:
         err.print(mistake_table(error.mistakes))
@@ -58,13 +58,13 @@ def batch(
     if as_json:
         print_as_stored(json.dumps(report.to_json(), indent=1) + "\n")
     elif not dry_run:
-        _tell(report)
+        _print_end_of_batch(report)
     if not dry_run and not report.is_complete:
         raise typer.Exit(INCOMPLETE)
 
 
 @contextmanager
-def _listening(*, dry_run: bool, as_json: bool) -> Iterator[BatchListener]:
+def _printing_listener(*, dry_run: bool, as_json: bool) -> Iterator[BatchListener]:
     """Give a listener that prints the plan, a line as each dataset ends, and on a terminal a bar."""
     from volpipe.workflow.batch import BatchListener
 
@@ -73,23 +73,19 @@ def _listening(*, dry_run: bool, as_json: bool) -> Iterator[BatchListener]:
         def on_plan(plan: BatchPlan) -> None:
             shown.begin(plan.rows)
             if not as_json:
-                _show_plan(plan, dry_run=dry_run)
+                most = {} if not dry_run else {"most": None}
+                out.print(plan_table(plan.rows, **most))
+                if (why := why_table(plan.rows, **most)) is not None:
+                    out.print(why)
+                for note in plan.notes:
+                    err.print(f"warning: {note}")
+                for warning in dict.fromkeys(warning for row in plan.rows for warning in row.warnings):
+                    err.print(f"warning: {warning}")
 
         yield BatchListener(shown.plan, on_plan, on_end=shown.end)
 
 
-def _show_plan(plan: BatchPlan, *, dry_run: bool) -> None:
-    most = {} if not dry_run else {"most": None}
-    out.print(plan_table(plan.rows, **most))
-    if (why := why_table(plan.rows, **most)) is not None:
-        out.print(why)
-    for note in plan.notes:
-        err.print(f"warning: {note}")
-    for warning in dict.fromkeys(warning for row in plan.rows for warning in row.warnings):
-        err.print(f"warning: {warning}")
-
-
-def _tell(report: BatchReport) -> None:
+def _print_end_of_batch(report: BatchReport) -> None:
     """Print how the datasets ended."""
     states = [row.ended for row in report.rows]
     if set(states) == {"unchanged"}:

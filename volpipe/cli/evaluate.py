@@ -57,9 +57,9 @@ def evaluate(
 
     if json_file or report:
         result_is_in_files()
-    kind = "labels" if labels else "classes" if classes else "skeletons" if skeletons else "image"
-    if picture is not None and kind != "image":
-        raise VolpipeError(f"--picture shows images; leave it out with --{kind}")
+    of_labels = "labels" if labels else "classes" if classes else "skeletons" if skeletons else ""
+    if picture is not None and of_labels:
+        raise VolpipeError(f"--picture shows images; leave it out with --{of_labels}")
     if picture is not None and Path(picture).suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
     scores = result_file("--json", json_file, SCORES_JSON, parents=parents)
@@ -70,7 +70,7 @@ def evaluate(
     with interruptible(), results_of(scores, slices), showing() as show:
         result = volpipe.evaluate(
             output, reference, labels=labels, classes=classes, skeletons=skeletons, report=report,
-            ignore=_labels(ignore, is_image=kind == "image"), on_progress=show(), **options,
+            ignore=_ignored_labels(ignore, is_image=not of_labels), on_progress=show(), **options,
         )  # fmt: skip
     if result.scores is None:
         print_missing(result)
@@ -82,7 +82,7 @@ def evaluate(
         result.draw(picture)
 
 
-def _labels(text: str | None, *, is_image: bool) -> tuple[int, ...] | None:
+def _ignored_labels(text: str | None, *, is_image: bool) -> tuple[int, ...] | None:
     """Return the labels that --ignore names, () for none; None where it names nothing."""
     if text is None:
         return None
@@ -116,9 +116,9 @@ def compare(
             a, b, json_file=json_file, page=target, on_progress=show(), on_pair=_line_now_and_then(), **options
         )
     if isinstance(result, volpipe.ComparisonResult):
-        _tell(result)
+        _print_comparison(result)
     else:
-        _tell_many(result)
+        _print_table(result)
     for sentence in result.violations:
         err.print(f"limit violated: {sentence}")
     out.print(f"the page is {target}")
@@ -139,7 +139,7 @@ def _line_now_and_then() -> Callable[[int, int], None]:
     return on_pair
 
 
-def _tell(result: ComparisonResult) -> None:
+def _print_comparison(result: ComparisonResult) -> None:
     """Print how two outputs differ."""
     plan = result.plan
     out.print(f"A  {plan.a}\nB  {plan.b}\ncompared as {plan.kind} ({plan.why}), box {plan.box}")
@@ -156,7 +156,7 @@ def _tell(result: ComparisonResult) -> None:
     print_missing(result)
 
 
-def _tell_many(table: ComparisonTable) -> None:
+def _print_table(table: ComparisonTable) -> None:
     """Print how the outputs of two batches differ, and what was not compared."""
     out.print(f"A  {table.a}\nB  {table.b}")
     out.print(row_table(table))

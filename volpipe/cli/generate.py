@@ -25,7 +25,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 import volpipe
 from volpipe import syntax
-from volpipe.cli.groups import COMMANDS, LAST, Entry, Group
+from volpipe.cli.groups import COMMANDS, LAST, CommandEntry, Group
 from volpipe.cli.options import OPTIONS, RESULT_FILES, WATCHED, Strict
 from volpipe.display.console import err
 from volpipe.errors import VolpipeError
@@ -86,7 +86,11 @@ def command(
     def decorate(function: Command) -> Command:
         public = {name: each for of in functions for name, each in arguments_of(of).items()}
         is_watched = public.pop("metrics", None) is not None
-        arguments = {name: each for name, each in public.items() if _is_option(name) and name not in without}
+        arguments = {
+            name: each
+            for name, each in public.items()
+            if not (name in IN_PYTHON or name.startswith("on_") or name in without)
+        }
         options = list(_options(function.__name__, arguments))
         own = inspect.signature(function, eval_str=True).parameters.values()
         options += [each for each in own if get_origin(each.annotation) is Annotated]
@@ -108,7 +112,7 @@ def command(
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in options}
         if isinstance(group, Group):
-            COMMANDS.append(Entry(function.__name__, group, place, run, cls))
+            COMMANDS.append(CommandEntry(function.__name__, group, place, run, cls))
         else:
             group.command(cls=cls)(run)
         return run
@@ -124,9 +128,9 @@ def check_apart(values: Mapping[str, Any]) -> None:  # Any: values of options
     """
     named = {name: values[name] for name in RESULT_FILES if isinstance(values.get(name), str)}
     others = [value for name, value in values.items() if name not in named]
-    used = {_place(text): text for value in others for text in _texts_of(value) if _place(text)}
+    used = {_place_on_disk(text): text for value in others for text in _texts_of(value) if _place_on_disk(text)}
     for name, text in named.items():
-        place = _place(text)
+        place = _place_on_disk(text)
         if place is not None and place in used:
             raise VolpipeError(
                 f"{RESULT_FILES[name]} {text}: the command has this file for something else already "
@@ -142,7 +146,7 @@ def _texts_of(value: object) -> Iterator[str]:
             yield from (str(each), *filter(None, [str(each).partition("=")[2]]))
 
 
-def _place(text: str) -> str | None:
+def _place_on_disk(text: str) -> str | None:
     """Return the place on a disk that `text` may name, links followed; None of streams and remote places."""
     if text == STANDARD_ERROR or "://" in text:
         return None
@@ -160,7 +164,12 @@ def given_to(function: str, options: Mapping[str, Any]) -> dict[str, Any]:  # An
 @functools.cache
 def arguments_of(function: str) -> dict[str, Parameter]:
     """Return the arguments of a public function by their names."""
-    node = _definition(function)
+    # No more of the module is parsed than the signature and the docstring: Tab waits for this.
+    text = _text_of_module(_modules()[function])
+    head = re.search(rf'^def {function}\(.*?"""(?:.|\n)*?"""$', text, re.MULTILINE | re.DOTALL)
+    assert head is not None
+    node = syntax.parse(head[0]).body[0]
+    assert isinstance(node, ast.FunctionDef)
     texts, parameters = _texts(ast.get_docstring(node) or ""), {}
     for each, default in syntax.arguments(node):
         is_many = each is node.args.vararg
@@ -197,31 +206,21 @@ def _modules() -> dict[str, str]:
 
 
 @functools.cache
-def _source(module: str) -> str:
+def _text_of_module(module: str) -> str:
     files = (Path(folder, *module.split(".")).with_suffix(".py") for folder in volpipe.__path__)
     return next(file for file in files if file.is_file()).read_text(encoding="utf-8")
 
 
-def _definition(function: str) -> ast.FunctionDef:
-    """Return a public function, of which no more is read than its signature and its docstring."""
-    head = re.search(rf'^def {function}\(.*?"""(?:.|\n)*?"""$', _source(_modules()[function]), re.MULTILINE | re.DOTALL)
-    assert head is not None
-    node = syntax.parse(head[0]).body[0]
-    assert isinstance(node, ast.FunctionDef)
-    return node
-
-
-def _is_option(name: str) -> bool:
-    return name not in IN_PYTHON and not name.startswith("on_")
-
-
 def _options(command: str, arguments: Mapping[str, Parameter]) -> Iterator[inspect.Parameter]:
     """Yield the options of `command`, by the `arguments` of its functions."""
-    named = {name: _named(command, each) for name, each in arguments.items()}
+    named = {name: _option_of(command, each) for name, each in arguments.items()}
     words = {name: _word(name, info) for name, info in named.items()}
     for name, argument in arguments.items():
         info = copy.copy(named[name])
-        info.help = info.help or _help(argument.text, words)
+        # The first sentence of what the argument is, with other arguments named as they are typed.
+        sentence = SENTENCE.split(argument.text)[0].rstrip(".")
+        sentence = re.sub(r"`(\w+)`", lambda match: words.get(match[1], match[0]), sentence)
+        info.help = info.help or (f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "")
         kind, default = argument.kind, argument.default_text
         yield _parameter(name, default, kind if default is not None else kind | None, info)
         if name == "tolerate":
@@ -232,7 +231,7 @@ def _parameter(name: str, default: object, kind: Any, info: OptionInfo | Argumen
     return inspect.Parameter(name, KEYWORD, default=default, annotation=Annotated[kind, info])  # Any: a type
 
 
-def _named(command: str, argument: Parameter) -> OptionInfo | ArgumentInfo:
+def _option_of(command: str, argument: Parameter) -> OptionInfo | ArgumentInfo:
     """Return the option of an argument, without its help."""
     name = argument.name
     differing = OPTIONS.get(f"{command}.{name}") or OPTIONS.get(name)
@@ -252,10 +251,3 @@ def _word(name: str, info: OptionInfo | ArgumentInfo) -> str:
     if isinstance(info, ArgumentInfo):
         return info.metavar or name.upper()
     return info.default if isinstance(info.default, str) else _dashed(name)
-
-
-def _help(text: str, words: Mapping[str, str]) -> str:
-    """Return the first sentence of what an argument is, with other arguments named as they are typed."""
-    sentence = SENTENCE.split(text)[0].rstrip(".")
-    sentence = re.sub(r"`(\w+)`", lambda match: words.get(match[1], match[0]), sentence)
-    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""

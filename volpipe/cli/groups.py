@@ -34,7 +34,7 @@ class Group(Enum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CommandEntry:
     """A command in its group.
 
     Attributes:
@@ -50,7 +50,7 @@ class Entry:
     parser: type[TyperCommand] | None = None
 
 
-COMMANDS: list[Entry] = []  # by the files that were imported
+COMMANDS: list[CommandEntry] = []  # by the files that were imported
 
 
 def several(name: str, group: Group, place: int, help: str, *, is_command: bool = False) -> typer.Typer:
@@ -59,12 +59,12 @@ def several(name: str, group: Group, place: int, help: str, *, is_command: bool 
     Args:
         is_command: whether it does something by itself, without one of those.
     """
-    below = typer.Typer(cls=Whole, no_args_is_help=not is_command, rich_markup_mode=None, help=help)
-    COMMANDS.append(Entry(name, group, place, below))
+    below = typer.Typer(cls=Subcommands, no_args_is_help=not is_command, rich_markup_mode=None, help=help)
+    COMMANDS.append(CommandEntry(name, group, place, below))
     return below
 
 
-def commands() -> dict[Group, list[Entry]]:
+def commands() -> dict[Group, list[CommandEntry]]:
     """Return all commands of all files beside this one, by groups, in the order of the help."""
     for module in pkgutil.iter_modules(volpipe.cli.__path__):
         importlib.import_module(f"{volpipe.cli.__name__}.{module.name}")
@@ -72,8 +72,8 @@ def commands() -> dict[Group, list[Entry]]:
     return {group: [entry for entry in ordered if entry.group is group] for group in Group}
 
 
-class Whole(TyperGroup):
-    """Commands, each with its whole first sentence."""
+class Subcommands(TyperGroup):
+    """A command's help with its subcommands, each with its whole first sentence."""
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the commands."""
@@ -82,7 +82,7 @@ class Whole(TyperGroup):
 
 
 class Grouped(TyperGroup):
-    """Commands in groups, each with its whole first sentence."""
+    """The help of volpipe: commands in groups, each with its whole first sentence."""
 
     def list_commands(self, ctx: Context) -> list[str]:
         """Return the commands in the order of their groups."""

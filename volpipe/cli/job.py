@@ -66,7 +66,7 @@ def check_command(
     `on_output` is called with each output, in words and its place.
     """
     here = folder if folder.is_dir() else None
-    for what, place in _outputs(name, given, folder):
+    for what, place in _named_outputs(name, given, folder):
         on_output(what, place)
     if name in ("run", "plan"):
         _check_run(given, here)
@@ -74,7 +74,7 @@ def check_command(
         from volpipe.recipes.segmentation import load_segmentation
 
         settings = given.get("settings") or []
-        labels = _read(given.get("recipe"), here, lambda path: load_segmentation(path, settings))
+        labels = _load_as_in_job(given.get("recipe"), here, lambda path: load_segmentation(path, settings))
         check_volume(given["affinities"], here, None if labels is None else labels.input)
     elif name == "evaluate":
         check_volume(given["output"], here)
@@ -82,10 +82,15 @@ def check_command(
     elif name == "batch":
         _check_batch(given, here, on_output)
     elif name in TRAININGS:
-        _check_training(name, given, here)
+        from volpipe.recipes.training import load_training
+        from volpipe.training.search.grid import Sweep
+        from volpipe.training.search.optuna import Tuning
+
+        load: Callable[..., object] = {"train": load_training, "sweep": Sweep.load, "tune": Tuning.load}[name]
+        _load_as_in_job(given["recipe"], here, lambda path: load(path, given.get("settings") or []))
 
 
-def _outputs(name: str, given: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:  # Any: as above
+def _named_outputs(name: str, given: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:  # Any: as above
     """Yield each output of the command `name`, given in `folder`, in words and its place; not those of a batch's file.
 
     A command whose output has a place by default writes to its folder.
@@ -97,7 +102,7 @@ def _outputs(name: str, given: Mapping[str, Any], folder: Path) -> Iterator[tupl
         yield "the folder of the job", str(folder)
 
 
-def _read(recipe: str | Path | None, folder: Path | None, load: Callable[[Path | None], T]) -> T | None:
+def _load_as_in_job(recipe: str | Path | None, folder: Path | None, load: Callable[[Path | None], T]) -> T | None:
     """Return what `load` makes of `recipe` as a job in `folder` has it; None where that cannot be seen from here.
 
     Relative names are read in the folder of this command where that of the job is not here.
@@ -124,21 +129,12 @@ def _read(recipe: str | Path | None, folder: Path | None, load: Callable[[Path |
     return loaded
 
 
-def _check_training(name: str, given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
-    from volpipe.recipes.training import load_training
-    from volpipe.training.search.grid import Sweep
-    from volpipe.training.search.optuna import Tuning
-
-    load: Callable[..., object] = {"train": load_training, "sweep": Sweep.load, "tune": Tuning.load}[name]
-    _read(given["recipe"], folder, lambda path: load(path, given.get("settings") or []))
-
-
 def _check_batch(given: Mapping[str, Any], folder: Path | None, on_output: OnOutput) -> None:  # Any: as above
     from volpipe.recipes.batch import load_batch
 
     first, *others = given["volumes"]
     is_file = not others and first.endswith(".toml") and "://" not in first
-    batch = _read(first, folder, lambda path: load_batch(path or Path())) if is_file else None
+    batch = _load_as_in_job(first, folder, lambda path: load_batch(path or Path())) if is_file else None
     tables = () if batch is None else batch.dataset
     if given.get("out") is None:
         if not is_file:
@@ -147,7 +143,7 @@ def _check_batch(given: Mapping[str, Any], folder: Path | None, on_output: OnOut
             on_output(f'out = "{place}" of {first}', str(place))
     chosen = given.get("recipe") or (None if batch is None else batch.recipe)
     for recipe in {table.get("recipe", chosen) for table in tables} | {chosen}:
-        _read(recipe, folder, lambda path: _work(path, given.get("settings") or []))
+        _load_as_in_job(recipe, folder, lambda path: _work(path, given.get("settings") or []))
 
 
 def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
@@ -164,7 +160,7 @@ def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: v
         roi, mask = given.get("roi"), given.get("mask")
         return request(given["volume"], path, out=out, settings=settings, roi=roi, mask=mask).work
 
-    work = _read(given.get("recipe"), folder, load)
+    work = _load_as_in_job(given.get("recipe"), folder, load)
     if work is None:
         check_volume(given["volume"], folder)
         return
@@ -184,9 +180,15 @@ def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: v
 def _work(recipe: Path | None, settings: Sequence[str]) -> Recipe | Flow:
     """Return the recipe of one net, or of several stages, in the file at `recipe`; None for the default one."""
     from volpipe.recipes.inference import load_recipe
-    from volpipe.recipes.workflow import find_flow
+    from volpipe.recipes.workflow import has_stages
 
-    return (None if recipe is None else find_flow(recipe, settings)) or load_recipe(recipe, settings)
+    if recipe is None or not has_stages(recipe):
+        return load_recipe(recipe, settings)
+    from volpipe.workflow.recipe import find_flow
+
+    flow = find_flow(recipe, settings)
+    assert flow is not None
+    return flow
 
 
 def check_output(given: Mapping[str, Any]) -> None:  # Any: values of options

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PREFIX = "VOLPIPE_K8S"
 NEEDED = ("image", "namespace", "claims")
 OF_A_DRIVER_OUTSIDE = ("address", "kubeconfig", "context", "uid")
-USER = 1000  # of pods where the site is told none; the image's own
+USER = 1000  # of pods where the site has no setting for it; the image's own
 INPUTS = (
     "volume",
     "affinities",
@@ -81,19 +81,21 @@ def manifest(
         raise VolpipeError(f"--only {only}: write {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     if only == "job" and not command:
         raise VolpipeError("--only job: a job needs a command; append it, such as: run --config k8s_htex volume.n5")
+    is_for_trainings = not command or command[0] in TRAININGS  # which alone need the service
     parts = {  # all are right, or none is printed
         part: documents
-        for part, documents in _parts(context, command or [], size or [], storage_class)
-        if documents and (part.partition(":")[0] == only or (only is None and _fits(part, command or [])))
+        for part, documents in _documents_by_part(context, command or [], size or [], storage_class)
+        if documents
+        and (part.partition(":")[0] == only or (only is None and (is_for_trainings or not part.startswith("service"))))
     }
     if directory is not None:
         _write_base(path_of(directory), parts)
         return
     for part, documents in parts.items():
-        print_as_stored(_text(part, documents))
+        print_as_stored(_yaml_of(part, documents))
 
 
-def _parts(
+def _documents_by_part(
     context: typer.Context, command: Sequence[str], sizes: Sequence[str], storage_class: str | None
 ) -> Iterable[tuple[str, list[dict[str, Any]]]]:  # Any: JSON
     """Yield each part, what it is for, and its manifests."""
@@ -111,35 +113,40 @@ def _parts(
         raise SiteError(
             f"site {site} has no setting {missing[0]}, so it is none for Kubernetes; give --config k8s_htex"
         )
-    told: Any = read_settings(kind, file, PREFIX)  # Any: a dataclass of a site's own
-    asked = getattr(told, "uid", None)
+    settings: Any = read_settings(kind, file, PREFIX)  # Any: a dataclass of a site's own
+    asked = getattr(settings, "uid", None)
     uid = USER if asked is None else asked
-    own_uid = {f"{PREFIX}_UID": str(uid)} if hasattr(told, "uid") else {}
-    claims = read_claims(told.claims)
+    own_uid = {f"{PREFIX}_UID": str(uid)} if hasattr(settings, "uid") else {}
+    claims = read_claims(settings.claims)
     shape = Shape(
-        env={"HOME": "/tmp", **environment(told), **own_uid},
+        env={"HOME": "/tmp", **environment(settings), **own_uid},
         claims=claims,
-        pull_secrets=getattr(told, "pull_secrets", []),
-        secrets=getattr(told, "secrets", []),
-        labels=getattr(told, "labels", {}),
-        annotations=getattr(told, "annotations", {}),
-        scheduler=getattr(told, "scheduler", None),
+        pull_secrets=getattr(settings, "pull_secrets", []),
+        secrets=getattr(settings, "secrets", []),
+        labels=getattr(settings, "labels", {}),
+        annotations=getattr(settings, "annotations", {}),
+        scheduler=getattr(settings, "scheduler", None),
         uid=uid,
         gid=uid,
     )
-    yield "rights: once, by whoever may give them in the namespace", rights(told.namespace)
-    yield "claims: once, unless they exist already", storage(told.namespace, _sizes(sizes, claims), storage_class)
-    yield "service: once, for trainings of several ranks", [service(told.namespace)]
+    yield "rights: once, by whoever may give them in the namespace", rights(settings.namespace)
+    yield (
+        "claims: once, unless they exist already",
+        storage(settings.namespace, _claim_sizes(sizes, claims), storage_class),
+    )
+    yield "service: once, for trainings of several ranks", [service(settings.namespace)]
     if command:
-        _check(context, command, claims)
+        _check_command_in_cluster(context, command, claims)
         command, port = _with_metrics(context, command)
-        job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims), metrics_port=port)
+        job = driver_job(
+            command, settings.image, settings.namespace, shape, folder=_job_folder(claims), metrics_port=port
+        )
         yield "job: the run; run the same job again to continue", [job]
 
 
-def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:
+def _check_command_in_cluster(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:
     """Refuse what COMMAND itself would refuse, as far as it can be known here: the cluster has other files."""
-    name, folder, given = command[0], Path(_folder(claims)), command_options(context, command)
+    name, folder, given = command[0], Path(_job_folder(claims)), command_options(context, command)
     read = (given.get(option) for option in INPUTS)
     for place in (str(place) for place in read if isinstance(place, str | Path)):
         if place.startswith("/") and not any(Path(place).is_relative_to(claim.path) for claim in claims):
@@ -178,11 +185,6 @@ def _with_metrics(context: typer.Context, command: Sequence[str]) -> tuple[list[
     return words, target.number
 
 
-def _fits(part: str, command: Sequence[str]) -> bool:
-    """Return whether `part` is printed with `command` though nobody asks for it."""
-    return not part.startswith("service") or not command or command[0] in TRAININGS
-
-
 def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site's own
     """Return the environment that tells a driver in the cluster what `settings` say; defaults are the site's own."""
     from volpipe.apps.settings import as_text
@@ -216,7 +218,7 @@ def _site_of(command: Sequence[str]) -> str:
     )
 
 
-def _sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
+def _claim_sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
     from volpipe.apps.kubernetes.provider import num_bytes
 
     found = dict(text.partition("=")[::2] for text in texts)
@@ -230,7 +232,7 @@ def _sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
     return found
 
 
-def _folder(claims: Sequence[Claim]) -> str:
+def _job_folder(claims: Sequence[Claim]) -> str:
     """Return where the command is given in the cluster: here too, if this folder is on a claim."""
     here = Path.cwd()
     if any(here.is_relative_to(claim.path) for claim in claims):
@@ -241,7 +243,7 @@ def _folder(claims: Sequence[Claim]) -> str:
     return writable[0]
 
 
-def _text(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
+def _yaml_of(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
     import yaml
 
     return f"# {part}\n{yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)}"
@@ -250,9 +252,9 @@ def _text(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
 def _write_base(directory: Path, parts: dict[str, list[dict[str, Any]]]) -> None:  # Any: JSON
     """Write each part to a file of its name, and what makes `kubectl apply --kustomize` take them all."""
     result_is_in_files()
-    files = {f"{part.partition(':')[0]}.yaml": _text(part, documents) for part, documents in parts.items()}
+    files = {f"{part.partition(':')[0]}.yaml": _yaml_of(part, documents) for part, documents in parts.items()}
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
-    texts = {**files, "kustomization.yaml": _text("volpipe, a base for overlays", [kind])}
+    texts = {**files, "kustomization.yaml": _yaml_of("volpipe, a base for overlays", [kind])}
     directory.mkdir(parents=True, exist_ok=True)
     results = {name: ResultFile("--directory", directory / name, MANIFEST) for name in texts}
     for result in results.values():  # all are right, or none is written

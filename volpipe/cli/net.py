@@ -74,7 +74,7 @@ def net(
     with measuring_shown():
         report = vp.net_report(name, *settings, recipe=recipe, trust_model=trust_model)
     facts, geometry = report.facts, report.geometry
-    _describe(report)
+    _print_description(report)
     if geometry is None:
         err.print(f"its geometry cannot be measured: {report.problem}")
         raise typer.Exit(UNTRUE)
@@ -91,7 +91,7 @@ def net(
         raise typer.Exit(UNTRUE)
 
 
-def _describe(report: NetReport) -> None:
+def _print_description(report: NetReport) -> None:
     """Print what the net is: its kind, channels, shapes and outputs, and what of it looks at whole windows."""
     facts, geometry = report.facts, report.geometry
     kind = f"a net of slices ({', '.join(facts.planes)})" if facts.planes else "a net of volumes"
@@ -106,7 +106,7 @@ def _describe(report: NetReport) -> None:
         window, output = geometry.least
         out.print(
             f"a window ({facts.in_channels}, {', '.join(map(str, window))}) gives ({geometry.out_channels}, "
-            f"{', '.join(map(str, output))}); it takes {_sizes(facts)}",
+            f"{', '.join(map(str, output))}); it takes {_window_sizes(facts)}",
         )
     if facts.outputs:
         taken = f"; {report.recipe.net.output} is taken" if report.recipe.net.output is not None else ""
@@ -124,7 +124,7 @@ def _describe(report: NetReport) -> None:
         )
 
 
-def _sizes(facts: NetFacts) -> str:
+def _window_sizes(facts: NetFacts) -> str:
     """Return which windows a net takes, along z, y, x."""
     if not any((*facts.fixed, *facts.margin, *facts.remainder)):
         return (

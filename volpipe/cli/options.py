@@ -30,7 +30,7 @@ def complete_site(incomplete: str) -> Choices:
     from volpipe.sites.find import list_sites
 
     yield from ((name, line) for name, line in list_sites().items() if name.startswith(incomplete))
-    yield from _files(incomplete, ".py")
+    yield from _complete_files(incomplete, ".py")
 
 
 def complete_recipe(incomplete: str) -> Choices:
@@ -38,7 +38,7 @@ def complete_recipe(incomplete: str) -> Choices:
     from volpipe.resolve import shipped_recipes
 
     yield from ((name, "shipped") for name in shipped_recipes() if name.startswith(incomplete))
-    yield from _files(incomplete, ".toml")
+    yield from _complete_files(incomplete, ".toml")
 
 
 def complete_start(incomplete: str) -> Choices:
@@ -46,12 +46,15 @@ def complete_start(incomplete: str) -> Choices:
     from volpipe.resolve import shipped_starts
 
     yield from ((name, "shipped") for name in shipped_starts() if name.startswith(incomplete))
-    yield from _files(incomplete)
+    yield from _complete_files(incomplete)
 
 
 def complete_volumes(incomplete: str) -> Choices:
     """Yield the TOML, CSV and text files, the volumes and the folders, that begin so."""
-    yield from _files(incomplete, ".toml", ".csv", ".txt", ".h5", ".hdf5", ".tif", ".tiff", ".mrc", ".npy")
+    from volpipe.volumes.formats.known import FORMATS
+
+    suffixes = (suffix for each in FORMATS if each.files is not None for suffix in each.suffixes)
+    yield from _complete_files(incomplete, ".toml", ".csv", ".txt", *suffixes)
 
 
 def complete_net(incomplete: str) -> Choices:
@@ -59,31 +62,32 @@ def complete_net(incomplete: str) -> Choices:
     from volpipe.resolve import shipped
 
     yield from ((name, "shipped") for name in shipped("volpipe.models") if name.startswith(incomplete))
-    yield from _files(incomplete, ".py", ".pt", ".pt2", ".onnx", ".zip")
+    yield from _complete_files(incomplete, ".py", ".pt", ".pt2", ".onnx", ".zip")
 
 
-def _files(incomplete: str, *suffixes: str) -> Choices:
+def _complete_files(incomplete: str, *suffixes: str) -> Choices:
     """Yield the files with one of `suffixes`, and the folders, whose paths begin with `incomplete`."""
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = f"{path}/" if path.is_dir() else str(path)
-        if name.startswith(incomplete) and not path.name.startswith(".") and (path.is_dir() or path.suffix in suffixes):
+        is_one = path.is_dir() or path.name.endswith(suffixes)
+        if name.startswith(incomplete) and not path.name.startswith(".") and is_one:
             yield name, ""
 
 
 def of_incomplete(is_read: bool) -> list[str]:
-    """Return the settings of a recipe by which an input that is not complete is read, or none."""
+    """Return the setting by which a recipe reads an input that is not complete; none unless `is_read`."""
     return ["input.incomplete=true"] if is_read else []
 
 
 def whole(text: str) -> int:
     """Return `text` as a whole number from 0."""
-    return _whole(text, 0)
+    return _whole_number(text, 0)
 
 
 def positive(text: str) -> int:
     """Return `text` as a whole number from 1."""
-    return _whole(text, 1)
+    return _whole_number(text, 1)
 
 
 def parse_sizes(text: str, option: str) -> tuple[int, int, int]:
@@ -104,7 +108,7 @@ def parse_sizes(text: str, option: str) -> tuple[int, int, int]:
     return z, y, x
 
 
-def _whole(text: str | int, least: int) -> int:
+def _whole_number(text: str | int, least: int) -> int:
     try:
         value = int(text)
     except ValueError:

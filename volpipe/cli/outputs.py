@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from typer._click import Context  # typer's own copy of click, which has no other name
 
     from volpipe.runs.verify import Recomputed, Verdict
+    from volpipe.stages.status import Status
     from volpipe.workflow.roster import Worker
-    from volpipe.workflow.status import Status
 
 MOST_NAMED = 100
 RECIPE = Kind("volpipe reproduce --recipe-out", None)

@@ -35,56 +35,44 @@ if TYPE_CHECKING:
 @command(Group.SEARCH, "sweep")
 def sweep(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing."""
-    folder = _folder(recipe, out, "sweep", parents=parents)
-    with _shown() as on_progress:
+    folder = _search_folder(recipe, out, "sweep", parents=parents)
+    with _showing_trials() as on_progress:
         results = volpipe.sweep(recipe, out=folder, on_progress=on_progress, **options)
-    _end(results, folder, _tell_sweep)
+    show_results(results)
+    tell_report(folder)
+    console.out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
+    if not all(result.state == "done" for result in results):
+        raise typer.Exit(INCOMPLETE)
 
 
 @command(Group.SEARCH, "tune")
 def tune(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Search the ranges in the [tune] of RECIPE for the best values; run the same command again to continue."""
-    folder = _folder(recipe, out, "tune", parents=parents)
-    with _shown() as on_progress:
+    folder = _search_folder(recipe, out, "tune", parents=parents)
+    with _showing_trials() as on_progress:
         results = volpipe.tune(recipe, out=folder, on_progress=on_progress, **options)
-    _end(results, folder, _tell_tuning)
+    show_results(results)
+    tell_report(folder)
+    if results[0].state != "done":
+        err.print("volpipe: no trial came to its end")
+        raise typer.Exit(INCOMPLETE)
+    console.out.print(
+        f"the best is trial {results[0].number:03}; its recipe is {folder}/best.toml, the table {folder}/table.json"
+    )
+    if any(result.state == "failed" for result in results):
+        raise typer.Exit(INCOMPLETE)
 
 
-def _folder(recipe: str, out: str | None, kind: str, *, parents: bool) -> Path:
-    """Return the folder of the trainings, of which that above must be there."""
+def _search_folder(recipe: str, out: str | None, kind: str, *, parents: bool) -> Path:
+    """Return the folder of the trainings; the folder around it must be there."""
     result_is_in_files()
     folder = Path(out or f"{Path(recipe).stem}.{kind}")
     check_folder(f"--out {folder}", folder, parents=parents)
     return folder
 
 
-def _end(results: Sequence[TrialResult], folder: Path, tell: Callable[[Sequence[TrialResult], Path], bool]) -> None:
-    """Print the results, and end with the exit code of trainings that are not done."""
-    show_results(results)
-    tell_report(folder)
-    if not tell(results, folder):
-        raise typer.Exit(INCOMPLETE)
-
-
-def _tell_sweep(results: Sequence[TrialResult], folder: Path) -> bool:
-    """Print where the results are, and return whether all trainings are done."""
-    console.out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
-    return all(result.state == "done" for result in results)
-
-
-def _tell_tuning(results: Sequence[TrialResult], folder: Path) -> bool:
-    """Print which trial is the best, and return whether none failed."""
-    if results[0].state != "done":
-        err.print("volpipe: no trial came to its end")
-        return False
-    console.out.print(
-        f"the best is trial {results[0].number:03}; its recipe is {folder}/best.toml, the table {folder}/table.json"
-    )
-    return all(result.state != "failed" for result in results)
-
-
 @contextmanager
-def _shown() -> Iterator[Callable[[int, int, TrialResult | None], None]]:
+def _showing_trials() -> Iterator[Callable[[int, int, TrialResult | None], None]]:
     """Yield a listener that shows a progress bar on a terminal, and prints why trials failed; end when interrupted."""
     with interruptible("run the same command again to continue from the newest checkpoints"), bars() as progress:
 
@@ -101,11 +89,8 @@ def show_results(results: Sequence[TrialResult]) -> None:
     keys = list(dict.fromkeys(key for row in results for key in row.values))
     table = columns("trial", *keys, "steps", "loss", "score", "seconds", "state", left=("state",))
     for row in results:
-        values = [_format_value(row.values.get(key, "")) for key in keys]
+        given = (row.values.get(key, "") for key in keys)
+        values = [f"{value:.5g}" if isinstance(value, float) else str(value) for value in given]
         loss, score = (f"{row.loss:.5g}" if row.loss is not None else "", f"{row.score:.2f}" if row.score else "")
         table.add_row(f"{row.number:03}", *values, str(row.steps), loss, score, f"{row.seconds:.1f}", row.state)
     console.out.print(table)
-
-
-def _format_value(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,6 @@ from volpipe.display.console import (
     INCOMPLETE,
     check_folder,
     columns,
-    complete_already,
     err,
     interruptible,
     result_file,
@@ -27,7 +26,7 @@ from volpipe.display.console import (
 )
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_ending, print_missing
-from volpipe.units import count, duration, size
+from volpipe.units import duration
 from volpipe.volumes.storage.result_file import json_bytes, json_kind
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ def segment(
 ) -> None:  # fmt: skip
     """Make objects of AFFINITIES, the same whatever the blocks; run the same command again to continue."""
     from volpipe.monitoring.results import results_of
+    from volpipe.segmentation.kind import plan_line
 
     result_is_in_files()
     facts_file = result_file("--json", json_file, FACTS, parents=parents)
@@ -66,7 +66,7 @@ def segment(
     def on_plan(plan: SegmentPlan) -> None:
         for warning in plan.warnings():
             err.print(f"warning: {warning}")
-        console.out.print(describe_plan(plan))
+        console.out.print(plan_line(plan))
 
     with interruptible(), results_of(facts_file), showing() as show:
         result = volpipe.segment(
@@ -84,24 +84,11 @@ def segment(
     if result.was_complete:
         for changed in result.updates:
             console.out.print(str(changed))
-        unchanged = f"{result.out} is complete, and nothing has changed"
-        console.out.print(unchanged if update else complete_already(result.out))
+        news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
+        console.out.print(f"{result.out} is complete{news}")
         return
     print_ending(result, *times)
     tell_report(result.folder)
-
-
-def describe_plan(plan: SegmentPlan) -> str:
-    """Return the output, memory and scratch of `plan` in one line."""
-    from volpipe.workflow.needs import ResourceNeeds
-
-    shape, need = " × ".join(map(str, plan.shape)), ResourceNeeds.from_labels(plan, 0.0)
-    return (
-        f"{shape} voxels in {count(len(plan.blocks), 'block')} of {' × '.join(map(str, plan.block))}: writes up to "
-        f"{size(need.output_bytes)} in {count(need.output_files, 'file')}, takes up to {size(plan.task_bytes)} of "
-        f"memory per task, {size(plan.scratch_bytes)} of scratch, and {plan.recipe.output.graph_gib:g} GiB for the "
-        f"graph of a box of them; {count(len(plan.factors), 'level')}"
-    )
 
 
 def time_table(times: StageTimes, site: str) -> Table:

@@ -108,7 +108,9 @@ def check(site: str, folder: str, volume: str | None, wait_seconds: float) -> No
         err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait_seconds)}")
 
     with interruptible("what was started is stopped"):
-        checked = vp.check_site(site, folder, volume, wait_seconds=wait_seconds, on_start=on_start, on_answer=_tell)
+        checked = vp.check_site(
+            site, folder, volume, wait_seconds=wait_seconds, on_start=on_start, on_answer=_print_answer
+        )
     out.print(checkup_table(checked))
     found = checked.findings()
     for finding in found:
@@ -121,6 +123,6 @@ def check(site: str, folder: str, volume: str | None, wait_seconds: float) -> No
     out.print(f"site {site}: nothing found that would fail a run")
 
 
-def _tell(answer: Answer) -> None:
+def _print_answer(answer: Answer) -> None:
     said = f"answered after {duration(answer.start_seconds)}" if answer.facts is not None else "did not answer"
     err.print(f"{answer.label} {said}")

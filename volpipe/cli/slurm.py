@@ -53,20 +53,16 @@ def script(
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
     job = DriverJob(time, cores, partition=partition)
-    site = _check(context, cores)
-    from volpipe.apps.settings import slurm_settings
-
-    told = slurm_settings(site)
-    if mem_gb is None:
-        mem_gb = 0 if str(told.get("mem_gb")) == "0" else job.mem_gb
-    job = replace(job, mem_gb=mem_gb, account=account or told.get("account"))
-    print_as_stored(driver_script(job, context.args, Path.cwd(), os.environ))
-
-
-def _check(context: typer.Context, cores: int) -> str:
-    """Return the site; refuse what `volpipe run` would refuse, now rather than in the job, as far as is known here."""
+    # What `volpipe run` would refuse is refused now rather than in the job, as far as it is known here.
     given = command_options(context, ["run", *context.args])
     check_command("run", given, Path.cwd())
     check_output(given)
     check_site(given["site"], cores, is_given=any(word.startswith("--config") for word in context.args))
-    return str(given["site"])
+    site = str(given["site"])
+    from volpipe.apps.settings import slurm_settings
+
+    settings = slurm_settings(site)
+    if mem_gb is None:
+        mem_gb = 0 if str(settings.get("mem_gb")) == "0" else job.mem_gb
+    job = replace(job, mem_gb=mem_gb, account=account or settings.get("account"))
+    print_as_stored(driver_script(job, context.args, Path.cwd(), os.environ))

@@ -35,13 +35,13 @@ def view(
             for note in viewer.notes:
                 err.print(note, soft_wrap=True)
             out.print(viewer.link if link else viewer.url, soft_wrap=True)
-            _tell(viewer)
+            _open_browser(viewer)
             Event().wait()
     except KeyboardInterrupt:
         err.print("closed")
 
 
-def _tell(viewer: vp.Viewer) -> None:
+def _open_browser(viewer: vp.Viewer) -> None:
     """Open a browser where there is one; else print how one on another machine gets here."""
     if viewer.is_open:
         away = viewer.url.replace("//127.0.0.1:", f"//{_own_name()}:")

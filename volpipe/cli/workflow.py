@@ -1,6 +1,6 @@
 """`volpipe run`, `plan` and `status` of a recipe of several stages: what is printed of all of them.
 
-Not here: the stages (workflow.stages, workflow.execute), or what is printed of one run (app).
+Not here: the stages (stages, workflow.execute), or what is printed of one run (app).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import volpipe
 from volpipe.cli import segment
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
     from volpipe.blockwise.phase import Show
     from volpipe.blockwise.pool import WorkerPool
-    from volpipe.estimation.estimate import Estimate
     from volpipe.estimation.forecast import Forecast
     from volpipe.inference.plan import Plan
     from volpipe.runs.run_folder import RunFolder
+    from volpipe.stages.kind import StageCost, StagePlan
+    from volpipe.stages.needs import ResourceNeeds
     from volpipe.workflow.cost import FlowCost
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.execute import FlowReport, StageReport
-    from volpipe.workflow.needs import ResourceNeeds
     from volpipe.workflow.plan import FlowPlan
-    from volpipe.workflow.stages import StageCost, StagePlan
 
 
 def run(
     plan: FlowPlan,
     how: Mapping[str, Any],  # Any: arguments of `volpipe.run`
     *,
-    listening: Callable[[str, Plan], Listener],
+    listening: Callable[[StagePlan], Listener],
     tell: Callable[[Report, float], None],
     show: Callable[..., Show],
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
+    from volpipe.runs.stage_work import Listener
     from volpipe.workflow.cost import forecast_flow
-    from volpipe.workflow.execute import FlowListener, FlowReport
+    from volpipe.workflow.execute import FlowListener
 
     cost = forecast_flow(plan)
     if not how["fresh"]:
@@ -59,18 +59,20 @@ def run(
 
     headings = _Headings(plan)
 
+    def on_stage(stage: StagePlan) -> None:
+        headings.print_for(stage)
+        if stage.summary:
+            out.print(stage.summary)
+
     def on_end(report: StageReport) -> None:
         headings.print_for(report.stage)
         _tell_stage(report, cost.of(report.stage), tell)
 
-    listener = FlowListener(
-        on_stage=lambda stage: _begin(stage, headings),
-        on_end=on_end,
-        on_workers=on_workers,
-        of_stage=lambda stage: _of_stage(stage, headings, listening, show),
-    )
-    report = volpipe.run(**how, listener=listener)
-    assert isinstance(report, FlowReport)
+    def of_stage(stage: StagePlan) -> Listener:
+        return _below_heading(stage, headings, listening) if stage.forecasts else Listener(on_progress=show(stage.name))
+
+    listener = FlowListener(on_stage=on_stage, on_end=on_end, on_workers=on_workers, of_stage=of_stage)
+    report = cast("FlowReport", volpipe.run(**how, listener=listener))
     if report.was_complete:
         news = ", and nothing has changed" if how["update"] else " already; nothing to do (--fresh starts over)"
         out.print(f"{plan.out} is complete{news}")
@@ -102,16 +104,9 @@ class _Headings:
             self.last = stage.name
 
 
-def _of_stage(
-    stage: StagePlan, headings: _Headings, listening: Callable[[str, Plan], Listener], show: Callable[..., Show]
-) -> Listener:
-    """Return the listener of a stage's own work, which prints below the heading of the stage."""
-    from volpipe.runs.stage_work import Listener
-    from volpipe.workflow.stages import RunStage
-
-    if not isinstance(stage, RunStage):
-        return Listener(on_progress=show(stage.name))
-    own = listening(stage.name, stage.plan)
+def _below_heading(stage: StagePlan, headings: _Headings, listening: Callable[[StagePlan], Listener]) -> Listener:
+    """Return the listener of a run's own work, which prints below the heading of its stage."""
+    own = listening(stage)
 
     def on_plan(plan: Plan, folder: RunFolder) -> None:
         headings.print_for(stage)
@@ -125,20 +120,6 @@ def _of_stage(
     return replace(own, on_plan=on_plan, on_estimate=own.on_estimate and on_estimate)
 
 
-def _begin(stage: StagePlan, headings: _Headings) -> None:
-    """Print what begins, as far as nobody else will."""
-    headings.print_for(stage)
-    _show_labels(stage)
-
-
-def _show_labels(stage: StagePlan) -> None:
-    """Print the plan of a labelling, of which there is no table."""
-    from volpipe.workflow.stages import LabelStage
-
-    if isinstance(stage, LabelStage):
-        out.print(segment.describe_plan(stage.plan))
-
-
 def _heading(plan: FlowPlan, stage: StagePlan) -> str:
     number = 1 + [each.name for each in plan.stages].index(stage.name)
     return f"\nstage {number} of {len(plan.stages)}: {stage.name}, {stage.kind} of {stage.read_from}"
@@ -148,8 +129,8 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
     report = ended.report
     if report.was_complete:
         out.print(f"{ended.stage.out} is complete already")
-    elif isinstance(report, volpipe.Report):
-        tell(report, time.time() - ended.seconds)
+    elif ended.stage.forecasts:
+        tell(cast("Report", report), time.time() - ended.seconds)
     elif report.missing:
         print_missing(report)
     else:
@@ -190,15 +171,10 @@ def report_table(report: FlowReport, cost: FlowCost) -> Table:
 
 def _took(ended: StageReport, cost: StageCost) -> str:
     """Return how long a stage took, with what was planned where blocks were tried and all of it was done now."""
-    taken, planned, estimate = duration(ended.seconds), _time(cost), _estimate(ended)
+    taken, planned, estimate = duration(ended.seconds), _time(cost), ended.report.estimate
     if estimate is not None:
         planned = duration(estimate.seconds)  # by then its input was there
     return f"{taken} ({planned})" if ended.is_new and planned else taken
-
-
-def _estimate(ended: StageReport) -> Estimate | None:
-    """Return what a run of a net estimated when it began."""
-    return ended.report.estimate if isinstance(ended.report, volpipe.Report) else None
 
 
 def _beside(ended: StageReport, planned: ResourceNeeds | None) -> tuple[str, str]:
@@ -207,7 +183,7 @@ def _beside(ended: StageReport, planned: ResourceNeeds | None) -> tuple[str, str
         return "", ""
     if planned is None:
         return size(ended.totals.read_bytes), size(ended.totals.written_bytes)
-    estimate = _estimate(ended)
+    estimate = ended.report.estimate
     if estimate is not None:
         planned = planned.from_estimate(estimate)  # by then its input was there
     return (
@@ -221,10 +197,7 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
 
     Without a `site` no block is tried.
     """
-    from volpipe.workflow.cost import FlowCost
-
-    cost = volpipe.estimate(plan, site=site)
-    assert isinstance(cost, FlowCost)
+    cost = cast("FlowCost", volpipe.estimate(plan, site=site))
     for each in cost.stages:
         out.print(_heading(plan, each.stage))
         if each.forecast is not None:
@@ -234,7 +207,8 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
             out.print(plan_table(each.forecast.plan))
             out.print(estimate_table(each.forecast.estimate))
         else:
-            _show_labels(each.stage)
+            if each.stage.summary:
+                out.print(each.stage.summary)
             if each.times is not None and each.stage.makes_volume:
                 out.print(segment.time_table(each.times, config))
             out.print(f"writes {each.stage.out}")

@@ -54,7 +54,7 @@ def plan_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> 
 
 
 def why_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> Table | None:
-    """Return what differs of outputs that were begun or made otherwise; None where nothing does."""
+    """Return a table of outputs that were begun or made otherwise, and of what differs; None where none was."""
     table, differing = table_of("dataset", "state", "what differs, or is left"), [row for row in rows if row.why]
     for row in differing[:most]:
         table.add_row(row.volume, row.state, row.why)
@@ -170,7 +170,7 @@ class RowsShown:
         self._draw()
 
     def move(self, number: int, stage: str, progress: Progress) -> None:
-        """Show how far a dataset is; `stage` names that of several which tells."""
+        """Show how far a dataset is; of several stages, `stage` names the one whose `progress` it is."""
         self.now[number].move(stage, progress)
         self._draw()
 

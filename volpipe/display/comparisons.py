@@ -35,7 +35,7 @@ def sheet_table(sheet: Sheet, *, left: int = 1, title: str = "", most: int | Non
 
 
 def made_table(result: ComparisonResult) -> Table | None:
-    """Return what was done otherwise of both; None where nothing is known that was."""
+    """Return a table of how both were made, where that differs; None where nothing is known to differ."""
     sheet = result.made
     title = "how they were made, where that differs"
     return None if sheet is None else sheet_table(sheet, left=3, title=title, most=MOST_MADE)

@@ -44,7 +44,7 @@ IN_ASCII = {
 
 
 def console(*, stderr: bool) -> Console:
-    """Return what prints to a stream: as wide as its terminal, if it is one."""
+    """Return the console of a standard stream: as wide as its terminal, if it is one."""
     stream: TextIO | None = sys.stderr if stderr else sys.stdout
     known = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
     return plain_console(stderr=stderr, soft_wrap=True, width=None if known else PLAIN_WIDTH)
@@ -116,7 +116,7 @@ class LastingStream:
             self.fault = error.strerror or str(error)
 
     def _drop(self) -> None:
-        """Let all that is still buffered, and what comes, go nowhere."""
+        """Drop all that is still buffered, and all that will be written."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -192,11 +192,6 @@ def interruptible(advice: str = "run the same command again to continue") -> Ite
     except KeyboardInterrupt:
         err.print(f"volpipe: interrupted; {advice}")
         raise SystemExit(INTERRUPTED) from None
-
-
-def complete_already(place: object) -> str:
-    """Return the sentence for an output to which there is nothing to do."""
-    return f"{place} is complete already; nothing to do (--fresh starts over)"
 
 
 def rendered(*parts: RenderableType) -> str:
@@ -315,14 +310,14 @@ class Bars:
 
     def show(self, name: str, done: float, whole: float, noun: str) -> None:
         """Move the bar `name` to `done` of `whole`, so many of a `noun`; the time left is that of the bar itself."""
-        row = self._row(name, done, whole)
+        row = self._bar_of(name, done, whole)
         self.show_with(name, done, whole, noun, seconds_left=row.seconds_left(done, whole))
 
     def show_with(
         self, name: str, done: float, whole: float, noun: str, *, seconds_left: float | None, words: str = ""
     ) -> None:
         """Move a bar whose time left is known from elsewhere, with `words` beside its count; None shows no time."""
-        row = self._row(name, done, whole)
+        row = self._bar_of(name, done, whole)
         speed = (done - row.first) / max(1e-3, time.monotonic() - row.began)
         self._move(
             row, done, whole,
@@ -334,13 +329,13 @@ class Bars:
     def show_seconds(self, name: str, seconds: float, most: float) -> None:
         """Move a bar of what takes `most` seconds, and less where it is over sooner."""
         seconds = min(seconds, most)
-        self._move(self._row(name, 0, most), seconds, most, count=f"{seconds:.0f} of {most:.0f} s")
+        self._move(self._bar_of(name, 0, most), seconds, most, count=f"{seconds:.0f} of {most:.0f} s")
 
     def _move(self, row: _Row, done: float, whole: float, count: str, speed: str = "", left: str = "") -> None:
         self.progress.update(row.task, completed=done, total=whole, count=count, speed=speed, left=left)
         self.draw(self.progress.get_renderable)
 
-    def _row(self, name: str, done: float, whole: float) -> _Row:
+    def _bar_of(self, name: str, done: float, whole: float) -> _Row:
         if name not in self._rows:
             task = self.progress.add_task(name, total=whole, count="", speed="", left="")
             self._rows[name] = _Row(task, done)

@@ -23,12 +23,12 @@ LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one af
 
 
 def plan_summary(plan: Plan) -> Table:
-    """Return what goes in and what comes out."""
+    """Return a table of the input, the net and the output of `plan`."""
     table, source = _pairs(), plan.source
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
-    if plan.notes:
-        table.add_row("", "; ".join(plan.notes))
+    if plan.notes.volume:
+        table.add_row("", "; ".join(plan.notes.volume))
     if not plan.is_whole:
         table.add_row("roi", f"{plan.roi_box} (z, y, x)")
     if plan.mask is not None:
@@ -36,14 +36,14 @@ def plan_summary(plan: Plan) -> Table:
         if plan.mask.note:
             table.add_row("", plan.mask.note)
     table.add_row("net", f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}")
-    if plan.net_note:
-        table.add_row("", plan.net_note)
+    if plan.notes.net:
+        table.add_row("", plan.notes.net)
     if plan.net.normalise is not None and plan.net.normalise.method != "none":
         table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
-    if plan.sizes_note:
-        table.add_row("windows", f"{shape(plan.window)} voxels: {plan.sizes_note}")
-    if plan.precision_note:
-        table.add_row("infer", plan.precision_note)
+    if plan.notes.windows:
+        table.add_row("windows", f"{shape(plan.window)} voxels: {plan.notes.windows}")
+    if plan.notes.precision:
+        table.add_row("infer", plan.notes.precision)
     table.add_row("grey", grey_line(plan))
     table.add_row("output", f"{plan.out}")
     for array in plan.arrays:
@@ -77,7 +77,9 @@ def grey_line(plan: Plan) -> str:
         ends = "0 … 255" if choice.low is None else f"{choice.low:g} … {choice.high:g}"
         said = f"{ends} of {dtype}, as of 8 bits, if all voxels lie there, else percentiles → -1 … 1"
     elif choice.method == "range":
-        ends = f"{np.iinfo(dtype).min} … {np.iinfo(dtype).max}" if dtype.kind in "iu" else "least … greatest, measured,"
+        ends = "least … greatest, measured,"
+        if np.issubdtype(dtype, np.integer):
+            ends = f"{np.iinfo(dtype).min} … {np.iinfo(dtype).max}"
         said = f"{ends} of {dtype} → -1 … 1"
     else:
         low, high = choice.percentiles
@@ -114,23 +116,23 @@ def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return how the work is divided."""
+    """Return a table of the windows, blocks and files of `plan`."""
     from volpipe.inference.selection import Selection
 
     lattice, table, selection = plan.lattice, _pairs(), Selection(plan)
     table.add_row(
         "windows",
-        f"{_part(selection.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
+        f"{_part_of_all(selection.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
         f"{shape(plan.overlap)}, blend {plan.recipe.windows.blend}, {plan.mode}",
     )
-    table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_faces(plan)}")
-    table.add_row("blocks", f"{_part(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
+    table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_beyond_the_volume(plan)}")
+    table.add_row("blocks", f"{_part_of_all(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
     table.add_row("files", f"shards of {shape(plan.shard)} voxels in chunks of {shape(plan.chunk)}")
     return table
 
 
-def _faces(plan: Plan) -> str:
-    """Return what windows see beyond the volume, which surprises where they are larger than that."""
+def _beyond_the_volume(plan: Plan) -> str:
+    """Return a sentence on what windows see beyond the faces of the volume."""
     is_mirrored = plan.lattice.placement == "lattice"
     if any(w > n for w, n in zip(plan.window, plan.source.shape, strict=True)):
         how = "mirrored at its faces" if is_mirrored else "padded with zeros on both sides"
@@ -256,5 +258,5 @@ def _pairs() -> Table:
     return table
 
 
-def _part(num: int, whole: int) -> str:
+def _part_of_all(num: int, whole: int) -> str:
     return f"{num:,}" if num == whole else f"{num:,} (of {whole:,})"

@@ -62,18 +62,12 @@ def progress_line(progress: Progress, voxels_per_block: float) -> str:
     running = f"{count(sum(progress.running.values()), 'task')} in flight" if is_of_tasks else progress.words
     part = "" if progress.part is None or not progress.parts else f", {progress.part:.0%} of the windows"
     done = f"{', '.join(parts) or 'starting'}{part}"
-    speed, left = _voxels_per_second(progress, voxels_per_block), progress.seconds_left
+    speed, left, took = 0.0, progress.seconds_left, progress.totals.get("infer")
+    if took is not None and progress.first_task:
+        num_blocks = took.units + progress.parts.get("infer", 0.0)  # of this session
+        speed = num_blocks * voxels_per_block / max(1e-6, time.time() - progress.first_task)
     rest = (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
     return f"{duration(progress.seconds)}: {done}{running and f'; {running}'}{rest}"
-
-
-def _voxels_per_second(progress: Progress, voxels_per_block: float) -> float:
-    """Return the output voxels that went through the net in this session, per second since the first task began."""
-    took = progress.totals.get("infer")
-    if took is None or not progress.first_task:
-        return 0.0
-    num_blocks = took.units + progress.parts.get("infer", 0.0)
-    return num_blocks * voxels_per_block / max(1e-6, time.time() - progress.first_task)
 
 
 def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.estimation.estimate import Estimate, StageTimes
     from volpipe.runs.presence import Driver
     from volpipe.runs.report import WorkReport
-    from volpipe.runs.seams import Score
+    from volpipe.runs.seams import SeamScore
     from volpipe.workflow.driver import Report
 
 MOST_ROWS = 20
@@ -30,24 +30,36 @@ WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
 
 
 def report_table(report: Report, started: float) -> Table:
-    """Return what each stage took. `started` is when the command was given, in seconds since 1970."""
-    table = _totals_table(report.totals, report.estimate)
+    """Return what each stage took, what was planned behind it in brackets.
+
+    `started` is when the command was given, in seconds since 1970.
+    """
+    table = columns("stage", "units", "tasks", "task time", "CPU time", "read", "written", "peak memory")
+    planned = report.estimate
+    expected = planned.by_name() if planned is not None and planned.rates is not None else {}
+    for name, t in report.totals.items():
+        table.add_row(
+            name,
+            f"{t.units:,}",
+            f"{t.tasks:,}",
+            duration(t.seconds) + (f" ({duration(expected[name].seconds)})" if name in expected else ""),
+            duration(t.cpu_seconds),
+            size(t.read_bytes) + (f" ({size(expected[name].read_bytes)})" if name in expected else ""),
+            size(t.written_bytes) + (f" ({size(expected[name].written_bytes)})" if name in expected else ""),
+            size(t.peak_bytes),
+        )
+    first = ""
+    if report.first_task:
+        waited = duration(max(0.0, report.first_task - report.asked))
+        first = f", first task after {duration(report.first_task - started)} ({waited} of it waiting for workers)"
     table.caption = (
-        f"{duration(time.time() - started)} in all{_first_task(report, started)}; "
+        f"{duration(time.time() - started)} in all{first}; "
         f"peak memory: driver {size(report.driver_peak_bytes)}, "
         f"workers {size(max((t.peak_bytes for t in report.totals.values()), default=0))}"
     )
-    if report.estimate is not None:
-        table.caption += f"\n{_planned_line(report, report.estimate)}"
+    if planned is not None:
+        table.caption += f"\n{_planned_line(report, planned)}"
     return table
-
-
-def _first_task(report: Report, started: float) -> str:
-    """Return how long it took until the first task began, and how much of that was waiting for workers."""
-    if not report.first_task:
-        return ""
-    waited = max(0.0, report.first_task - report.asked)
-    return f", first task after {duration(report.first_task - started)} ({duration(waited)} of it waiting for workers)"
 
 
 def _planned_line(report: Report, planned: Estimate) -> str:
@@ -60,24 +72,6 @@ def _planned_line(report: Report, planned: Estimate) -> str:
     scratch = f"scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
     nothing = not planned.scratch_bytes and not report.most_scratch_bytes
     return f"planned: {'' if nothing else scratch}{memory}{took}"
-
-
-def _totals_table(totals: dict[str, Totals], planned: Estimate | None) -> Table:
-    """Return what stages took; where something was planned, that stands behind it in brackets."""
-    table = columns("stage", "units", "tasks", "task time", "CPU time", "read", "written", "peak memory")
-    due = planned.by_name() if planned is not None and planned.rates is not None else {}
-    for name, t in totals.items():
-        table.add_row(
-            name,
-            f"{t.units:,}",
-            f"{t.tasks:,}",
-            duration(t.seconds) + (f" ({duration(due[name].seconds)})" if name in due else ""),
-            duration(t.cpu_seconds),
-            size(t.read_bytes) + (f" ({size(due[name].read_bytes)})" if name in due else ""),
-            size(t.written_bytes) + (f" ({size(due[name].written_bytes)})" if name in due else ""),
-            size(t.peak_bytes),
-        )
-    return table
 
 
 def clipped_line(report: Report) -> str:
@@ -94,7 +88,7 @@ def clipped_line(report: Report) -> str:
     )
 
 
-def seam_line(scores: Sequence[Score], blind_spot: str = "") -> str:
+def seam_line(scores: Sequence[SeamScore], blind_spot: str = "") -> str:
     """Return the seam scores of an output as one line, and what they do not see."""
     said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
     line = f"seams: {said} (steps at faces of windows, by those inside; 1: none stands out)"
@@ -103,7 +97,7 @@ def seam_line(scores: Sequence[Score], blind_spot: str = "") -> str:
     return f"{line}\nnote: {blind_spot}" if blind_spot else line
 
 
-def seam_warning(scores: Sequence[Score]) -> str:
+def seam_warning(scores: Sequence[SeamScore]) -> str:
     """Return what to do about scores that are above the threshold, "" where none is."""
     from volpipe.runs.seams import THRESHOLD
 

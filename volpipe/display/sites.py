@@ -15,7 +15,7 @@ from volpipe.units import duration, size
 
 if TYPE_CHECKING:
     from volpipe.sites.findings import Checked
-    from volpipe.sites.node_facts import Facts
+    from volpipe.sites.node_facts import NodeFacts
 
 
 def checkup_table(checked: Checked) -> Table:
@@ -34,7 +34,7 @@ def checkup_table(checked: Checked) -> Table:
     return table
 
 
-def _checkup_cells(facts: Facts, checked: Checked) -> Iterator[tuple[str, str]]:
+def _checkup_cells(facts: NodeFacts, checked: Checked) -> Iterator[tuple[str, str]]:
     """Yield name and content of each cell of a column."""
     from volpipe.sites.findings import PACKAGES, differs
 
@@ -53,7 +53,7 @@ def _checkup_cells(facts: Facts, checked: Checked) -> Iterator[tuple[str, str]]:
         yield "volume", _volume_cell(facts, checked)
 
 
-def _volume_cell(facts: Facts, checked: Checked) -> str:
+def _volume_cell(facts: NodeFacts, checked: Checked) -> str:
     if facts["volume_error"]:
         return "cannot be read"
     if not facts["voxels"]:

@@ -31,7 +31,7 @@ def info_lines(volume: Volume) -> Iterator[str]:
     yield f"format      {volume.format}"
     raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
     axes = ", ".join(_ordered(volume, volume.axes))
-    yield f"shape       {_shape(volume, volume.shape)} ({axes}), {volume.dtype.name}, {raw} uncompressed"
+    yield f"shape       {_ordered_shape(volume, volume.shape)} ({axes}), {volume.dtype.name}, {raw} uncompressed"
     if axes != (stored := ", ".join(volume.axes)):
         yield f"stored as   {shape(volume.shape)} ({stored})"
     if volume.num_stored_channels > 1:
@@ -43,8 +43,8 @@ def info_lines(volume: Volume) -> Iterator[str]:
         )
     else:
         yield f"voxel size  {in_nm(volume.voxel_size_nm)}, origin {' × '.join(f'{v:g}' for v in volume.origin_nm)} nm"
-    shards = f" in shards {_shape(volume, volume.shards)}" if volume.shards else ""
-    yield f"chunks      {_shape(volume, volume.chunks)}{shards}"
+    shards = f" in shards {_ordered_shape(volume, volume.shards)}" if volume.shards else ""
+    yield f"chunks      {_ordered_shape(volume, volume.chunks)}{shards}"
     yield f"codec       {volume.codec}"
     if volume.levels:
         yield f"levels      {', '.join(volume.levels)}"
@@ -60,7 +60,7 @@ def _ordered(volume: Volume, values: Sequence[T]) -> tuple[T, ...]:
     return tuple(values[i] for i in order)
 
 
-def _shape(volume: Volume, lengths: Sequence[int]) -> str:
+def _ordered_shape(volume: Volume, lengths: Sequence[int]) -> str:
     return shape(_ordered(volume, lengths))
 
 
@@ -75,7 +75,9 @@ def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
             levels = str(len(volume.levels)) if volume.levels else ""
             size = in_nm(volume.voxel_size_nm).removeprefix("voxel size ")
             axes = ", ".join(_ordered(volume, volume.axes))
-            table.add_row(name + volume.state, _shape(volume, volume.shape), axes, volume.dtype.name, size, levels)
+            table.add_row(
+                name + volume.state, _ordered_shape(volume, volume.shape), axes, volume.dtype.name, size, levels
+            )
     return table
 
 

@@ -25,8 +25,8 @@ from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
     from volpipe.blockwise.notes import StageNote
+    from volpipe.stages.status import Status
     from volpipe.training.logs import TrainingPace
-    from volpipe.workflow.status import Status
 
 LOOK_SECONDS = 2.0  # between two looks, as often as a driver notes how far it is
 MOST_OF_TIME = 4  # between two looks at least as many times what a look takes: a slow disk is not asked all the time
@@ -57,7 +57,7 @@ def follow(
 
 @contextmanager
 def drawing(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Give what draws in the place of what it drew before, on a terminal; it is gone at the end."""
+    """Give a function that draws on a terminal in the place of its last drawing, which is gone at the end."""
     wrapping = plain_console(file=console.file)
     with Live(console=wrapping, auto_refresh=False, transient=True) as live:
         yield lambda drawn: live.update(drawn, refresh=True)
@@ -92,7 +92,7 @@ class _Lines:
 
 def plain_line(status: Status) -> str:
     """Return how far the work is, as one line."""
-    parts = [_words(name, note) for name, note in _stages(status) if note.done or note.in_flight or note.failed]
+    parts = [_stage_words(name, note) for name, note in _stages(status) if note.done or note.in_flight or note.failed]
     if status.pace is not None:
         parts += [f"loss {status.pace.loss:.4g}", _speed(status.pace)]
     left = "" if status.seconds_left is None else f"; about {duration(status.seconds_left)} left"
@@ -101,7 +101,7 @@ def plain_line(status: Status) -> str:
     return f"{status.output}: {', '.join(parts) or 'starting'}{left}"
 
 
-def _words(name: str, note: StageNote) -> str:
+def _stage_words(name: str, note: StageNote) -> str:
     extra = [f"{note.in_flight:,} in flight"] * bool(note.in_flight) + [f"{note.failed:,} failed"] * bool(note.failed)
     return f"{name} {note.done:,}/{note.all:,}" + (f" ({', '.join(extra)})" if extra else "")
 
@@ -149,7 +149,7 @@ def _now(status: Status) -> Now:
 
 
 def _stage_table(status: Status, most: int) -> Table:
-    """Return a line for each stage, of several works those of each."""
+    """Return a table with a line for each stage, of several works with the stages of each."""
     table = columns("stage", "", "done", "in flight", "failed", left=("stage", ""), caption=_took(status))
     rows = list(_stages(status)) + [(part.name, None) for part in status.parts if not part.stages]
     for name, note in rows[:most]:

@@ -18,9 +18,8 @@ from volpipe.display.watching import OTHER_LINES, headline
 from volpipe.units import count, duration, listed, size
 
 if TYPE_CHECKING:
-    from volpipe.blockwise.notes import Note
+    from volpipe.stages.status import Status
     from volpipe.workflow.roster import Worker, WorkerTask
-    from volpipe.workflow.status import Status
 
 BOX = "box z,y,x"
 NAMES = ("process", "cpu", "memory", "gpu", "task", BOX, "time", "done")
@@ -46,17 +45,17 @@ def sentences(workers: Sequence[Worker]) -> Iterator[str]:
     yield _totals(alive) if alive else "no worker has shown itself yet: they start, or their tasks are short"
     silent = [worker for worker in workers if not worker.is_alive and not worker.is_left]
     if silent:
-        named = [f"{_name(each)} for {duration(each.silent_seconds)}" for each in silent]
+        named = [f"{_worker_name(each)} for {duration(each.silent_seconds)}" for each in silent]
         yield f"silent: {listed(named, MOST_NAMED)} (killed, frozen, or on a machine that cannot be reached)"
     left = [worker for worker in workers if worker.is_left]
     if left:
-        yield f"of a driver before this one: {listed([*map(_name, left)], MOST_NAMED)}"
+        yield f"of a driver before this one: {listed([*map(_worker_name, left)], MOST_NAMED)}"
     for host, seconds in wrong_clocks(alive).items():
         way = "ahead of" if seconds > 0 else "behind"
         yield f"the clock of {host} is {duration(abs(seconds))} {way} that of the file system"
 
 
-def _name(worker: Worker) -> str:
+def _worker_name(worker: Worker) -> str:
     return f"{worker.note.host} process {worker.note.pid}"
 
 
@@ -76,20 +75,20 @@ def _tables(workers: Sequence[Worker], width: int, most: int | None) -> Iterator
     if not workers:
         return
     rows: list[tuple[Worker, WorkerTask | None]] = [(w, task) for w in workers for task in w.tasks or (None,)]
-    longest = sorted(range(len(rows)), key=lambda n: -_seconds(rows[n][1]))[:most]
+    longest = sorted(range(len(rows)), key=lambda n: 0.0 if (task := rows[n][1]) is None else -task.note.seconds)[:most]
     shown = [rows[number] for number in sorted(longest)]
     widths = _widths([_cells(worker, task) for worker, task in shown], width)
-    yield _table([], widths)  # its heading
+    yield _task_table([], widths)  # its heading
     for node, of_node in groupby(shown, key=lambda row: row[0].note.host):
         yield Text(node)
-        table = _table(list(of_node), widths)
+        table = _task_table(list(of_node), widths)
         table.show_header = False
         yield table
     if len(rows) > len(shown):
         yield Text(f"… {len(rows) - len(shown):,} more")
 
 
-def _table(rows: Sequence[tuple[Worker, WorkerTask | None]], widths: Sequence[int]) -> Table:
+def _task_table(rows: Sequence[tuple[Worker, WorkerTask | None]], widths: Sequence[int]) -> Table:
     """Return the tasks of a node, in columns of such `widths`, alike for all nodes; 0 leaves a column out."""
     table, before = columns(*compress(NAMES, widths), left=LEFT, fold=True), None
     table.padding = (0, GAP, 0, 0)
@@ -113,23 +112,14 @@ def _widths(rows: Sequence[list[str]], width: int) -> list[int]:
     return widths
 
 
-def _seconds(task: WorkerTask | None) -> float:
-    return 0.0 if task is None else task.note.seconds
-
-
 def _cells(worker: Worker, task: WorkerTask | None) -> list[str]:
     note = worker.note
-    own = [f"  {note.pid}", f"{note.cpu_percent:.0f} %", size(note.memory_bytes), _gpu(note)]
+    gpu = "" if note.device_percent is None else f"{note.device_percent:.0f} % {size(note.device_used_bytes or 0)}"
+    own = [f"  {note.pid}", f"{note.cpu_percent:.0f} %", size(note.memory_bytes), gpu]
     if task is None:
         return [*own, "waits", "", "", ""]
     name = f"{task.work} {task.note.stage} {task.note.unit}".strip()
     return [*own, name, task.note.box.replace(",", ", "), _clock(task.note.seconds), f"{task.share:.0%}"]
-
-
-def _gpu(note: Note) -> str:
-    if note.device_percent is None:
-        return ""
-    return f"{note.device_percent:.0f} % {size(note.device_used_bytes or 0)}"
 
 
 def _clock(seconds: float) -> str:

@@ -36,7 +36,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output, finish, read_voxels, write_voxels
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.inference.runner import load_runner, smaller_windows
-from volpipe.inference.scratch import Tensors, factor
+from volpipe.inference.scratch import ScratchTensors, factor
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
@@ -69,14 +69,14 @@ BEGUN = "begun"  # a file in a worker's folder
 
 
 @dataclass(frozen=True)
-class Sample:
+class VolumeSample:
     """Some chunks of a volume: stored bytes per voxel, all channels, and a normalisation good enough for timing."""
 
     voxel_bytes: float
     normalise: Affine
 
 
-def sample(plan: Plan, volume: Volume) -> Sample:
+def sample(plan: Plan, volume: Volume) -> VolumeSample:
     """Read chunks of `volume` here and there, for half a second at most where those are enough; few from far away."""
     reader, chunk = volume.open(), volume.spatial_chunks
     grid = Grid(plan.source.shape, chunk)
@@ -97,8 +97,8 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     with ThreadPoolExecutor(min(READERS, at_once), "volpipe-sample") as pool:
         chunks = [result for result in pool.map(read, range(len(boxes))) if result is not None]
     if not chunks:
-        return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
-    return Sample(
+        return VolumeSample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
+    return VolumeSample(
         (transferred().read - before) / sum(num_voxels for num_voxels, _ in chunks),
         sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in chunks], axis=1)),
     )
@@ -133,22 +133,31 @@ def calibrate(
     try:
         jobs = [_job(plan, normalise, folder / str(n)) for n in range(num)]
         blocks = [[_inner_block(plan, rng) for _ in range(BLOCKS_EACH)] for _ in range(num)]
-        watch = _watch([folder / str(n) / BEGUN for n in range(num)], on_try)
-        records = yield from each("rehearse", "rehearse", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=watch)
+        watch = _time_limit([folder / str(n) / BEGUN for n in range(num)], on_try)
+        records = yield from each(
+            "calibrate", "calibrate", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=watch
+        )
     finally:
         delete(folder)
-    return _mean([_check(r) for r in records]), min(r.usage.started for r in records)
+    rates = [_result_of(r) for r in records]
+    mean = dataclasses.replace(
+        UnitCosts(*np.mean([dataclasses.astuple(r) for r in rates], axis=0).tolist()),
+        num_blocks=sum(r.num_blocks for r in rates),
+        peak_bytes=max(r.peak_bytes for r in rates),
+        has_bytes=all(r.has_bytes for r in rates),
+    )
+    return mean, min(r.usage.started for r in records)
 
 
-def trial_bytes(plan: Plan, num_workers: int) -> float:
+def calibration_bytes(plan: Plan, num_workers: int) -> float:
     """Return the bytes on the disk while `num_workers` try blocks, if nothing compresses."""
     bound, windows, voxels = upper_bounds(plan), plan.lattice.windows_per_block, math.prod(plan.sum_shape)
     block = windows * bound.window_bytes + voxels * (bound.sum_bytes + 2 * bound.output_bytes)
     return min(num_workers, MOST_WORKERS) * (BLOCKS_EACH * block + 2 * WRITTEN_VOXELS * bound.output_bytes)
 
 
-def _watch(begun: Sequence[Path], on_try: OnTry) -> Show:
-    """Return a listener that stops a trial which takes more than MOST_SECONDS, once a worker has begun."""
+def _time_limit(begun: Sequence[Path], on_try: OnTry) -> Show:
+    """Return a listener that ends a calibration which takes more than MOST_SECONDS, once a worker has begun."""
     started: float | None = None
 
     def watch(progress: Progress) -> None:
@@ -174,7 +183,7 @@ def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
     """
     along = []
     for axis in range(3):
-        active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
+        active = [i for i, (start, stop) in enumerate(plan.reaches[axis]) if start < stop]
         along.append(int(rng.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
     start = plan.lattice.core_box(plan.blocks.number(tuple(along))).start
     whole = Grid(plan.lattice.shape, plan.blocks.cell)
@@ -182,16 +191,16 @@ def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
 
 
 def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
-    own = _whole(plan).changed(out=str(path / "out"))
+    own = _without_region(plan).changed(out=str(path / "out"))
     path.mkdir(parents=True)
     RunFolder(path).store(own)
     create_output(own, {})
-    Tensors(own, path).create()
-    Tensors(_stored(own), path).create()
+    ScratchTensors(own, path).create()
+    ScratchTensors(_storing_windows(own), path).create()
     return Job(str(path), own.identity).of(normalise)
 
 
-def _whole(plan: Plan) -> Plan:
+def _without_region(plan: Plan) -> Plan:
     """Return the plan without its region, so that every block is whole, and with one array of all channels."""
     everything = plan.recipe.input.model_copy(update={"roi": None, "mask": None, "empty": None})
     recipe = plan.recipe.model_copy(update={"input": everything})
@@ -199,22 +208,13 @@ def _whole(plan: Plan) -> Plan:
     return plan.changed(recipe=recipe, net=net, roi=((0, 0, 0), plan.source.shape), corner=(0, 0, 0), mask=None)
 
 
-def _mean(rates: list[UnitCosts]) -> UnitCosts:
-    return dataclasses.replace(
-        UnitCosts(*np.mean([dataclasses.astuple(r) for r in rates], axis=0).tolist()),
-        num_blocks=sum(r.num_blocks for r in rates),
-        peak_bytes=max(r.peak_bytes for r in rates),
-        has_bytes=all(r.has_bytes for r in rates),
-    )
-
-
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:
     """Run blocks `units` in the job's folder; the record speaks of the first for all."""
     reporter = Reporter(Path(job.folder).parents[1])  # the run's folder, in which `calibrate` makes that of the job
-    return work_once("rehearse", units[0], lambda: _try(job, units), reporter)
+    return work_once("calibrate", units[0], lambda: _measure_units(job, units), reporter)
 
 
-def _try(job: Job, units: Sequence[int]) -> UnitCosts:
+def _measure_units(job: Job, units: Sequence[int]) -> UnitCosts:
     whole, folder = job.plan, Path(job.folder)
     with stopwatch() as probing:
         probe = _probe(job)
@@ -245,7 +245,7 @@ class _Probe:
 
 
 def _more_on_gpu(plan: Plan, blocks: Sequence[int], rng: np.random.Generator, probe: _Probe) -> list[int]:
-    """Return what to try beside `blocks` where the net is on a GPU: others, until it computes for a second.
+    """Return further blocks to try where the net is on a GPU, so many that it computes for a second.
 
     Where windows are stored, to store these would take far longer.
     """
@@ -348,15 +348,15 @@ def _try_whole(job: Job, units: Sequence[int]) -> tuple[UnitCosts, np.ndarray]:
     box = plan.blocks.box(units[0])
     with stopwatch() as measuring:
         if needs_measuring(plan.recipe.normalise, np.dtype(plan.source.dtype)):
-            _check(worker.measure(job, units[:1]))
+            _result_of(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units)
     with stopwatch() as warm:
-        closed = _check(worker.infer(job, units[:1])).shared
+        closed = _result_of(worker.infer(job, units[:1])).shared
     if warm.seconds > LONG_SECONDS or not num_windows:
         timed, num_windows, units = warm, len(plan.lattice.windows_of(units[0])), units[:1]
     else:
         with stopwatch() as timed:
-            closed += _check(worker.infer(job, units[1:])).shared
+            closed += _result_of(worker.infer(job, units[1:])).shared
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
     data, output_bytes, coarse_bytes = _try_output(job, units[-1])
@@ -384,12 +384,12 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     Where the plan stores none, one of `blocks` is tried. Where that would take long, none is, and the bytes are those
     of windows that do not compress.
     """
-    stored = _stored(job.plan)
+    stored = _storing_windows(job.plan)
     if job.plan.mode == "streamed":
         blocks, window_seconds = blocks[:1], FACTOR_SECONDS * math.prod(job.plan.window)
         if window_seconds * len(job.plan.lattice.windows_of(blocks[0])) > MOST_FACTOR_SECONDS:
             return window_seconds, upper_bounds(job.plan).window_bytes
-    tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
+    tensors, volume = ScratchTensors(stored, Path(job.folder)), worker.open_source(job)
     with stopwatch() as clock:
         for block in blocks:
             factor(Selection(stored), volume, job.normalise, tensors, block)
@@ -412,7 +412,7 @@ def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, floa
 
 
 def _cropped(job: Job) -> Plan:
-    """Return the plan of `job` whose blocks are weighted by crop, which leaves no voxel to their neighbours."""
+    """Return the plan of `job` with the blend crop, by which blocks leave no voxel to their neighbours."""
     windows = job.plan.recipe.windows.model_copy(update={"blend": "crop"})
     recipe = job.plan.recipe.model_copy(update={"windows": windows})
     return job.plan.changed(recipe=recipe, out=str(Path(job.folder) / "cropped"), mode="streamed")
@@ -440,7 +440,7 @@ def _try_output(job: Job, block: int) -> tuple[np.ndarray, float, float]:
 
 def _try_coarser(plan: Plan, box: Box) -> float:
     """Write the coarser voxels of `box` as a shard that is empty otherwise; return stored bytes per coarser voxel."""
-    method = "mode" if plan.recipe.output.kind == "labels" else "mean"
+    method = "mode" if plan.is_labels else "mean"
     target, before = plan.shards(1).box(0), _bytes_in(Path(plan.out))
     coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
     part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))
@@ -474,11 +474,11 @@ def _time_output(job: Job, data: np.ndarray) -> tuple[float, float]:
     return writing.seconds / box.num_voxels, coarsening.seconds / box.num_voxels
 
 
-def _stored(plan: Plan) -> Plan:
+def _storing_windows(plan: Plan) -> Plan:
     return plan.changed(mode="stored")
 
 
-def _check(record: Record[R]) -> R:
+def _result_of(record: Record[R]) -> R:
     """Return the record's result, or raise the reason for which it has none."""
     for _, reason in record.failed:
         raise RunStopped(reason)
@@ -497,7 +497,7 @@ class _Elapsed:
 
 @contextmanager
 def stopwatch() -> Iterator[_Elapsed]:
-    """Give an object that holds the seconds of the block, once it has ended."""
+    """Time what is done meanwhile: the object that is given has the seconds, once that has ended."""
     elapsed, started = _Elapsed(), time.perf_counter()
     yield elapsed
     elapsed.seconds = time.perf_counter() - started

@@ -7,9 +7,9 @@ of a regular grid, and so a product of sums along the axes: a plan of 10^9 block
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class StageEstimate:
     @property
     def num_tasks(self) -> int:
         """The approximate number of tasks."""
-        return math.ceil(self.units / units_per_task(self.units, self.seconds))
+        return math.ceil(self.units / bundle_size(self.seconds / self.units)) if self.seconds else self.units
 
 
 @dataclass(frozen=True)
@@ -238,15 +238,15 @@ def estimate(
     """
     totals = _Totals(plan, volume, voxel_bytes, rates or upper_bounds(plan), slots)
     stages = tuple(stage.part(share) for stage in totals.stages() if stage.units)
-    most_waiting = BLOCKS_WAITING + totals.late  # of those that the net has seen some are not discarded yet
+    most_waiting = BLOCKS_WAITING + totals.late  # some that the net has done are not discarded yet
     num_waiting = min(totals.product("blocks"), most_waiting) if plan.mode == "stored" else 0
     windows = min(num_waiting * plan.lattice.windows_per_block, totals.product("windows"))
-    files, folders = (windows, 0) if plan.recipe.tensors.format == "n5" else (num_waiting, FOLDERS * num_waiting)
+    files, folders = (num_waiting, FOLDERS * num_waiting) if plan.recipe.tensors.is_sharded else (windows, 0)
     voxels, sum_files = totals.highest_scratch()
     return Estimate(
         stages=stages,
         rates=rates,
-        amplification=totals.fetched_voxels / totals.product("seen_once"),
+        amplification=totals.fetched_voxels / totals.product("touched_once"),
         output_bytes=share * totals.output_bytes,
         output_files=math.ceil(share * totals.output_files),
         output_folders=math.ceil(share * plan.num_folders),
@@ -272,11 +272,6 @@ def files_bytes(plan: Plan, num_files: int) -> float:
     return float(num_files * plan.net.out_channels * chunks * CHUNK_BYTES) if num_files else 0.0
 
 
-def units_per_task(units: int, seconds: float) -> int:
-    """Return the units per task, of `units` that take `seconds` together; 1 where nothing was timed."""
-    return bundle_size(seconds / units) if seconds else 1
-
-
 def upper_bounds(plan: Plan) -> UnitCosts:
     """Return the rates of a plan whose voxels do not compress, untimed."""
     channels = plan.net.out_channels
@@ -298,9 +293,9 @@ class _Axis:
 
     Attributes:
         blocks, windows: computed.
-        seen: voxels in the chunks of the volume that the windows of each block touch, summed over blocks.
-        seen_once: voxels in all of these chunks.
-        own: as `seen`, of the chunks that a block's own voxels touch.
+        touched: voxels in the chunks of the volume that the windows of each block touch, summed over blocks.
+        touched_once: voxels in all of these chunks.
+        own: as `touched`, of the chunks that a block's own voxels touch.
         direct: shards that one block reaches.
         reached: voxels that the sums of blocks reach.
         finished: of these, voxels in shards that no later block adds to.
@@ -310,8 +305,8 @@ class _Axis:
 
     blocks: int
     windows: int
-    seen: int
-    seen_once: int
+    touched: int
+    touched_once: int
     own: int
     direct: int
     reached: int
@@ -323,9 +318,9 @@ class _Axis:
     def from_plan(cls, plan: Plan, axis: int, chunk: int) -> _Axis:
         n, unit, scale, size = plan.source.shape[axis], plan.net.shrink[axis], plan.net.scale[axis], plan.shard[axis]
         cell, first = plan.blocks.cell[axis] * unit, plan.region.start[axis]
-        ends = [_shown(start, stop - 1, n) for start, stop in seen_along(plan, axis)]
+        ends = [_mirrored_ends(start, stop - 1, n) for start, stop in seen_along(plan, axis)]
         own = [(max(0, a), min(a + cell, n) - 1) for a in range(-plan.lattice.phase[axis] * unit, n, cell)]
-        reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reach_along(axis)]
+        reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reaches[axis]]
         finished, direct_voxels = [0] * len(reach), 0
         for i in range(plan.shards().counts[axis]):
             blocks = plan.blocks_along(axis, i)
@@ -338,10 +333,10 @@ class _Axis:
         return cls(
             blocks=sum(map(bool, lengths)),
             windows=len(windows_along(plan, axis)),
-            seen=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
-            seen_once=_voxels_touched(min(lows), max(highs), chunk, n),
+            touched=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
+            touched_once=_voxels_touched(min(lows), max(highs), chunk, n),
             own=sum(_voxels_touched(low, high, chunk, n) for low, high in own),
-            direct=sum(plan.direct_along(axis)),
+            direct=sum(plan.direct[axis]),
             reached=sum(lengths),
             finished=sum(finished),
             direct_voxels=direct_voxels,
@@ -371,11 +366,11 @@ class _Totals:
     def fetched_voxels(self) -> int:
         """Voxels of the chunks that are fetched for windows, at most: by each block, or once by each worker that keeps
         them all."""
-        seen, once, volume = self.product("seen"), self.product("seen_once"), self.volume
+        touched, once, volume = self.product("touched"), self.product("touched_once"), self.volume
         num_bytes = once * volume.num_channels * volume.dtype.itemsize
         if not any(self.plan.overlap) or num_bytes > CACHE_BYTES:
-            return seen
-        return min(seen, once * (self.slots.cpu if self.plan.mode == "stored" else self.slots.gpu))
+            return touched
+        return min(touched, once * (self.slots.cpu if self.plan.mode == "stored" else self.slots.gpu))
 
     @property
     def volume_bytes(self) -> float:
@@ -444,8 +439,8 @@ class _Totals:
             lengths, direct, last = zip(
                 *(self._part_along(axis, part, n) for axis, n in enumerate(counts)), strict=True
             )
-            voxels = _outer(np.multiply.outer, lengths)
-            voxels -= _outer(np.multiply.outer, direct) if part == 0 else 0.0
+            voxels = reduce(np.multiply.outer, lengths)
+            voxels -= reduce(np.multiply.outer, direct) if part == 0 else 0.0
             numbers = np.ravel_multi_index(np.meshgrid(*last, indexing="ij"), counts)
             ends = np.minimum(numbers.ravel() + 1 + self.late, math.prod(counts))
             for step, sizes in zip(steps, (voxels.ravel(), (voxels > 0).ravel().astype(float)), strict=True):
@@ -469,7 +464,7 @@ class _Totals:
         no other block adds to, and the last block that adds to a shard of the part.
         """
         plan, size, box = self.plan, self.plan.shard[axis], self.plan.sum_parts[part]
-        is_direct = plan.direct_along(axis)
+        is_direct = plan.direct[axis]
         lengths, direct, last = np.zeros(count), np.zeros(count), np.arange(count)
         for k in range(count):
             block = plan.blocks.number(tuple(k if other == axis else 0 for other in range(3)))
@@ -490,7 +485,7 @@ class _Totals:
         return not any((a - c) % n for a, c, n in places)
 
     @cached_property
-    def _parts(self) -> list[tuple[float, float]]:
+    def _sum_parts(self) -> list[tuple[float, float]]:
         """Files and voxels of each part of the block tensors, in the order of `Plan.sum_parts`."""
         z, y, x = self.axes
         blocks = self.product("blocks")
@@ -509,7 +504,7 @@ class _Totals:
 
     def level_files(self, level: int) -> int:
         plan = self.plan
-        is_sharded = plan.recipe.output.format in ("ome-zarr-0.5", "precomputed")
+        is_sharded = plan.folders.is_sharded
         unit = plan.shard if is_sharded else plan.chunk
         cells = math.prod(-(-n // c) for n, c in zip(plan.level_shape(level), unit, strict=True))
         return cells * (len(plan.arrays) if is_sharded else plan.net.out_channels)
@@ -524,13 +519,11 @@ class _Totals:
 
     @property
     def output_files(self) -> int:
-        """Files of chunks or shards, and of metadata: two per group and array in Zarr v2, one elsewhere. The groups are
-        its own and that of its runs; the arrays are its levels."""
+        """Files of chunks or shards, and of metadata. The groups are its own and that of its runs; the arrays are its
+        levels."""
         levels, arrays = len(self.plan.factors), len(self.plan.arrays)
         groups = 2 + (arrays if arrays > 1 else 0)
-        metadata = (groups + arrays * levels) * (
-            2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1
-        )
+        metadata = (groups + arrays * levels) * self.plan.folders.num_files
         return metadata + sum(self.level_files(level) for level in range(levels))
 
     def stages(self) -> Iterable[StageEstimate]:
@@ -565,7 +558,7 @@ class _Totals:
             num_blocks if self.plan.mode == "stored" else 0,
             self.volume_bytes,
             num_windows * self.rates.window_bytes,
-            num_windows if self.plan.recipe.tensors.format == "n5" else num_blocks,
+            num_blocks if self.plan.recipe.tensors.is_sharded else num_windows,
             num_windows * self.rates.factor_seconds,
         )
 
@@ -580,7 +573,7 @@ class _Totals:
             self.product("blocks"),
             windows + found * self.stored_voxels * rates.sum_bytes,
             (direct + finished) * rates.output_bytes + self.stored_voxels * rates.sum_bytes,
-            self.direct_files + round(shared_files + sum(count for count, _ in self._parts)),
+            self.direct_files + round(shared_files + sum(count for count, _ in self._sum_parts)),
             num_windows * rates.infer_seconds
             + self.slots.gpu * rates.start_seconds
             + found * (self.sent_voxels * rates.sum_seconds)
@@ -601,17 +594,12 @@ class _Totals:
         )
 
 
-def _outer(join: Callable[[np.ndarray, np.ndarray], np.ndarray], along: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the products of values along each axis."""
-    return join(join(along[0], along[1]), along[2])
-
-
-def _shown(low: int, high: int, size: int) -> tuple[int, int]:
+def _mirrored_ends(low: int, high: int, size: int) -> tuple[int, int]:
     """Return the first and last voxel of an axis in low..high, mirrored at the faces."""
     if low >= 0 and high < size:
         return low, high
-    seen = mirror(low, high + 1, size)
-    return int(seen.min()), int(seen.max())
+    voxels = mirror(low, high + 1, size)
+    return int(voxels.min()), int(voxels.max())
 
 
 def _voxels_touched(low: int, high: int, cell: int, size: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
-from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, sample, trial_bytes
+from volpipe.estimation.calibrate import OnTry, TooSlowError, VolumeSample, calibrate, calibration_bytes, sample
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.limits import Limits, check_limits, disk_limits, warn_of_room
 from volpipe.estimation.measure import processor
@@ -77,12 +77,6 @@ def load_rates(folder: RunFolder, plan: Plan, workers: Workers | None) -> UnitCo
         return None
 
 
-def _store_rates(folder: RunFolder, plan: Plan, workers: Workers, rates: UnitCosts) -> None:
-    folder.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-    content = {"identity": plan.identity, "workers": asdict(workers), "rates": asdict(rates)}
-    folder.rates_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
 @dataclass(frozen=True)
 class Forecast:
     """The estimate of a plan, and its basis: the volume, a sample of its chunks, the workers, and the limits.
@@ -94,7 +88,7 @@ class Forecast:
 
     plan: Plan
     volume: Volume
-    sample: Sample
+    sample: VolumeSample
     slots: Slots
     limits: Limits
     share: float
@@ -133,7 +127,7 @@ class Forecast:
         return [Alternative(self.plan, self.estimate, why, is_chosen=True), *rows]
 
     def _rates_of(self, other: Plan) -> UnitCosts | None:
-        """Return the rates as they would be with the blocks of `other`."""
+        """Return the rates of the estimate, as they would be with the blocks of the plan `other`."""
         rates = self.estimate.rates
         if rates is None:
             return None
@@ -236,7 +230,7 @@ def forecast(
         workers, worker_bytes = Workers.of(pool), process_bytes(pool)
         slots, rates = workers.slots, load_rates(folder, plan, workers)
     volume = plan.source.as_planned() if pending is None else pending.volume
-    chunks = sample(plan, volume) if pending is None else Sample(pending.voxel_bytes, Affine())
+    chunks = sample(plan, volume) if pending is None else VolumeSample(pending.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)
     rates = rates or (pending.rates if pending is not None else None)
     result = estimate(plan, volume, chunks.voxel_bytes, slots, rates, share)
@@ -262,11 +256,13 @@ def forecast_calibrated(
         return result
     result.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        rates, began = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.rehearsal, on_try)
+        rates, began = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.calibration, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(result, untimed=str(error))
-    _store_rates(folder, plan, Workers.of(pool), rates)
+    folder.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    content = {"identity": plan.identity, "workers": asdict(Workers.of(pool)), "rates": asdict(rates)}
+    folder.rates_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
     timed = estimate(plan, result.volume, result.sample.voxel_bytes, result.slots, rates, share)
     return replace(result, estimate=timed, first_task=began)
 
@@ -287,7 +283,9 @@ def forecast_run(
     untried = forecast(plan, folder, pool, share)
     is_small = selection.num_blocks * num_tried(plan) < WORTH_CALIBRATING * pool.slots["gpu"]
     free_bytes = untried.limits.free_bytes
-    is_decisive = free_bytes is not None and trial_bytes(plan, untried.slots.gpu) < free_bytes < untried.most_bytes()
+    is_decisive = (
+        free_bytes is not None and calibration_bytes(plan, untried.slots.gpu) < free_bytes < untried.most_bytes()
+    )
     if share_left < 1 or (is_small and not is_decisive):
         return untried
     untried.check()  # by what is certain
@@ -299,5 +297,5 @@ def forecast_run(
 
 
 def num_tried(plan: Plan) -> int:
-    """Return how many blocks of the largest size that is tried have the voxels of a block of `plan`."""
+    """Return how many of the largest blocks that are tried have as many voxels as a block of `plan`."""
     return max(1, math.prod(plan.sum_shape) // SLAB_VOXELS) if plan.has_slabs else 1

@@ -57,13 +57,13 @@ def disk_limits(out: Location, worker_bytes: int | None = None) -> Limits:
     folder = next(parent for parent in (out, *out.parents) if parent.exists())
     status = os.statvfs(folder)
     quotas = find_quotas(folder)
-    free, bytes_by = _least((shutil.disk_usage(folder).free, ""), *((q.bytes_left, q.name) for q in quotas))
+    free, bytes_by = _lowest((shutil.disk_usage(folder).free, ""), *((q.bytes_left, q.name) for q in quotas))
     # Some file systems make inodes as they go and count none.
-    paths, files_by = _least((status.f_favail or None, ""), *((q.files_left, q.name) for q in quotas))
+    paths, files_by = _lowest((status.f_favail or None, ""), *((q.files_left, q.name) for q in quotas))
     return Limits(free, paths, worker_bytes, bytes_by, files_by)
 
 
-def _least(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
+def _lowest(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
     """Return the lowest known limit, and the name of its quota."""
     known = [(number, name) for number, name in limits if number is not None]
     return min(known, key=lambda limit: limit[0]) if known else (None, "")
@@ -169,7 +169,10 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
     Raises:
         PlanError: with what is needed, what there is, and what would fit.
     """
-    check_worker(estimate.memory_bytes, limits.worker_bytes, _smaller(plan))
+    smaller = f"a windows.block below {list(plan.block)}, such as {[max(1, n // 2) for n in plan.block]}"
+    if max(plan.block) == 1:
+        smaller = f"a windows.shape below {list(plan.window)}"
+    check_worker(estimate.memory_bytes, limits.worker_bytes, f"use {smaller}")
     num_bytes = 0.0
     if estimate.is_measured:
         num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
@@ -231,9 +234,3 @@ def warn_of_room(what: str, most_bytes: float, out: Location | str, limits: Limi
 def of_quota(name: str) -> str:
     """Return whose quota a limit is, for the end of a sentence; "" where it is the disk."""
     return f" (quota of {name})" if name else ""
-
-
-def _smaller(plan: Plan) -> str:
-    if max(plan.block) == 1:
-        return f"use a windows.shape below {list(plan.window)}"
-    return f"use a windows.block below {list(plan.block)}, such as {[max(1, n // 2) for n in plan.block]}"

@@ -38,7 +38,7 @@ from volpipe.inference.runner import autocast, take_precision
 from volpipe.inference.statistics import sampled_affine
 from volpipe.inference.tiling import aligned_halo, around_core
 from volpipe.nets.cache import keep_speeds, store_measured
-from volpipe.nets.facts import FLOAT32, Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
+from volpipe.nets.facts import FLOAT32, Arithmetic, NetFacts, NetSpeeds, PrecisionDifference, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import build_net
 from volpipe.process import environment, module_command
 from volpipe.recipes.inference import NetChoice, Normalise, Precision
@@ -69,7 +69,7 @@ class GpuTimes:
 
     gpu: Gpu
     speeds: NetSpeeds
-    differences: Mapping[Precision, Difference]
+    differences: Mapping[Precision, PrecisionDifference]
 
     def keep(self, choice: NetChoice, normalise: Normalise, facts: NetFacts, search_path: str) -> bool:
         """Remember them for plans; return whether that can be."""
@@ -297,7 +297,7 @@ def has_bfloat16() -> bool:
 
 @cache
 def _of_processor(what: str) -> str:
-    """Return what Linux says of the first processor; "" where it does not."""
+    """Return the value of `what` of the first processor in /proc/cpuinfo; "" where there is none."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")
@@ -305,20 +305,14 @@ def _of_processor(what: str) -> str:
 
 
 def difference_key(precision: Precision, normalise: Normalise, net: NetFacts, processor: str) -> str:
-    """Return by what the difference of a net in `precision` is remembered, as measured on a processor or GPU."""
+    """Return the key by which the difference of a net in `precision`, measured on a `processor` or GPU, is stored."""
     return f"{precision} {normalise} {net.weights_sha256} {net.identity.digest} on {processor}"
 
 
-def _window(net: NetFacts) -> tuple[int, int, int]:
+def _compared_window(net: NetFacts) -> tuple[int, int, int]:
     """Return the window (z, y, x): a core with the halo around it, or the only size that the net takes."""
     sizes = zip(net.fixed, net.stride, *around_core(net, net.halo), strict=True)
     return triple(only or align_up(CORE, stride) + before + after for only, stride, before, after in sizes)
-
-
-def _core(net: NetFacts) -> tuple[slice, ...]:
-    """Return the part of the net's output (z, y, x) for `_window` that is that of the whole."""
-    sizes = zip(_window(net), net.margin, net.scale, net.shrink, *around_core(net, net.halo), strict=True)
-    return tuple(slice((b - m) * s // u, (w - a - m) * s // u) for w, m, s, u, b, a in sizes)
 
 
 def measure_difference(
@@ -329,17 +323,19 @@ def measure_difference(
     *,
     precision: Precision = "bfloat16",
     device: str = "cpu",
-) -> Difference:
+) -> PrecisionDifference:
     """Return how the output of the net, with its weights, differs in `precision`, over an invented volume of 8 bits."""
     import torch
 
     torch.backends.cudnn.deterministic = True  # as workers have it
-    window = _window(net)
+    window = _compared_window(net)
     raw = Sample(window).raw(Box.from_shape(window))
     affine = sampled_affine(normalise, raw[None])
     data = torch.from_numpy(affine.apply(np.repeat(raw[None, None], net.in_channels, axis=1))).to(device)
     module = build_net(choice, search_path).to(device)
-    core = _core(net)
+    # What the net gives of the window that is as of the whole.
+    sizes = zip(window, net.margin, net.scale, net.shrink, *around_core(net, net.halo), strict=True)
+    core = tuple(slice((b - m) * s // u, (w - a - m) * s // u) for w, m, s, u, b, a in sizes)
 
     def output(precision: str) -> np.ndarray:
         take_precision(precision)
@@ -350,19 +346,21 @@ def measure_difference(
     return difference(output("float32"), output(precision), net, normalise, affine)
 
 
-def difference(exact: np.ndarray, other: np.ndarray, net: NetFacts, normalise: Normalise, affine: Affine) -> Difference:
+def difference(
+    exact: np.ndarray, other: np.ndarray, net: NetFacts, normalise: Normalise, affine: Affine
+) -> PrecisionDifference:
     """Return how `other` (c, z, y, x), float32, differs from `exact`, whose range is above 0."""
     if not np.isfinite(other).all():
-        return Difference(normalise=normalise, relative=1.0)
+        return PrecisionDifference(normalise=normalise, relative=1.0)
     relative = float(np.abs(other - exact).max() / np.ptp(exact))
     if net.intensity == "raw":
-        return Difference(normalise=normalise, relative=relative)
-    levels = np.abs(_grey(other, net, affine).astype(np.int16) - _grey(exact, net, affine))
+        return PrecisionDifference(normalise=normalise, relative=relative)
+    levels = np.abs(_in_8_bits(other, net, affine).astype(np.int16) - _in_8_bits(exact, net, affine))
     share = np.count_nonzero(levels) / levels.size
-    return Difference(normalise=normalise, relative=relative, levels=int(levels.max()), share=share)
+    return PrecisionDifference(normalise=normalise, relative=relative, levels=int(levels.max()), share=share)
 
 
-def _grey(data: np.ndarray, net: NetFacts, affine: Affine) -> np.ndarray:
+def _in_8_bits(data: np.ndarray, net: NetFacts, affine: Affine) -> np.ndarray:
     """Return the output of a net as the 8 bits that a run would store."""
     dtype = np.dtype(np.uint8)
     return to_dtype(data * np.float32(unit_scale(dtype)) if net.intensity == "unit" else affine.invert(data), dtype)
@@ -371,7 +369,7 @@ def _grey(data: np.ndarray, net: NetFacts, affine: Affine) -> np.ndarray:
 def is_quick_to_compare(net: NetFacts, speeds: NetSpeeds) -> bool:
     """Return whether a window that is computed to compare precisions takes little."""
     float32 = speeds.of(FLOAT32)
-    seconds = None if float32 is None else float32.seconds(math.prod(_window(net)))
+    seconds = None if float32 is None else float32.seconds(math.prod(_compared_window(net)))
     return seconds is not None and seconds <= MEASURE_SECONDS
 
 
@@ -389,14 +387,14 @@ def speeds_here(choice: NetChoice, facts: NetFacts, search_path: str, *, gpu: st
 
 def difference_here(
     choice: NetChoice, normalise: Normalise, net: NetFacts, search_path: str, *, precision: Precision, device: str
-) -> Difference:
+) -> PrecisionDifference:
     """Return how the output of the net differs in `precision` on a `device` here; by its whole range if that fails."""
     asked = {
         "choice": choice, "normalise": normalise, "net": net, "search_path": search_path, "precision": precision,
         "device": device,
     }  # fmt: skip
-    measured = _in_own_process(measure_difference, Difference, asked, COMPARE_WAIT)
-    return measured or Difference(normalise=normalise, relative=1.0)
+    measured = _in_own_process(measure_difference, PrecisionDifference, asked, COMPARE_WAIT)
+    return measured or PrecisionDifference(normalise=normalise, relative=1.0)
 
 
 def _in_own_process(
@@ -419,7 +417,7 @@ def _in_own_process(
         return None
 
 
-def _answer() -> None:
+def _answer_question() -> None:
     """Answer the question of `_in_own_process`; a net may have printed what it likes."""
     name, arguments = json.loads(sys.stdin.read())
     measure = {each.__name__: each for each in (speeds_on_core, measure_speeds_on_gpu, measure_difference)}[name]
@@ -427,4 +425,4 @@ def _answer() -> None:
 
 
 if __name__ == "__main__":
-    _answer()
+    _answer_question()

@@ -136,7 +136,7 @@ def array_bytes(plan: Plan) -> int:
 
 
 def _resampling_bytes(plan: Plan) -> int:
-    """Return the bytes of the stored voxels from which those of a block are interpolated, and of layers between."""
+    """Return the bytes of the stored voxels from which a block is interpolated, and of the layers that come between."""
     grid = plan.source.resampling
     if grid is None:
         return 0

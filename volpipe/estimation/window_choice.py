@@ -26,7 +26,6 @@ from volpipe.estimation.measure import (
 )
 from volpipe.estimation.memory import gpu_bytes, memory_bytes, net_bytes
 from volpipe.estimation.window_search import LAYOUTS
-from volpipe.geometry.grid import Triple
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
 from volpipe.inference.windows import windows_along
@@ -40,9 +39,8 @@ from volpipe.nets.cache import (
 )
 from volpipe.nets.facts import (
     FLOAT32,
-    Difference,
     NetSpeeds,
-    WindowSpeeds,
+    PrecisionDifference,
     shipped_difference,
     shipped_speeds,
 )
@@ -89,43 +87,39 @@ def fastest_plan(make: Callable[[NetSizes], Plan], capacity: Capacity | None) ->
     own = make(OWN_SIZES)
     if capacity is None:
         return own
-    most_bytes = _most_bytes(capacity)
+    # The memory in which a net computes: of a worker, or of its GPU; None where that is not known.
+    most_bytes = capacity.worker_bytes
+    if capacity.on_gpu:
+        most_bytes = None if capacity.gpu is None else capacity.gpu.num_bytes
     is_open = most_bytes is not None and _is_open(own)
     is_asked = (is_open or own.has_slabs) and (capacity.gpu is not None or not capacity.on_gpu)
     speeds = _speeds(own, capacity) if is_asked else None
     is_untimed = capacity.on_gpu and not capacity.is_here and speeds is None
-    plan = own.changed(sizes_note=UNTIMED) if is_untimed and _is_open(own) and _is_large(own, on_gpu=True) else own
+    plan = own
+    if is_untimed and _is_open(own) and _is_large(own, on_gpu=True):
+        plan = own.changed(notes=replace(own.notes, windows=UNTIMED))
     if most_bytes is not None and is_open and speeds is not None:
-        plan = _fastest_plan(make, own, speeds, capacity, most_bytes)
+        plan = _fastest_measured(make, own, speeds, capacity, most_bytes)
     return _in_short_tasks(make, plan, speeds, on_gpu=capacity.on_gpu)
 
 
-def _most_bytes(capacity: Capacity) -> int | None:
-    """Return the memory in which a net computes, of a worker or of its GPU; None where that is not known."""
-    if capacity.on_gpu:
-        return None if capacity.gpu is None else capacity.gpu.num_bytes
-    return capacity.worker_bytes
-
-
-def _fastest_plan(
+def _fastest_measured(
     make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, capacity: Capacity, most_bytes: int
 ) -> Plan:
     allowed = _allowed(own, speeds, capacity)
     candidates = list(_candidates(make, own, speeds, capacity, allowed))
     fitting = [each for each in candidates if each.num_bytes <= most_bytes and _fits_worker(each.plan, capacity)]
     is_auto = own.recipe.infer.precision == "auto"
-    chosen = _fastest(fitting if is_auto else _of(fitting, own.precision))
+    chosen = _fastest(fitting if is_auto else _in_precision(fitting, own.precision))
     if chosen is None:
         return own  # and is refused where the run begins
     before = _rated(own.changed(precision=chosen.plan.precision), speeds, capacity)
-    same = _of(candidates, chosen.plan.precision)
-    note = _note(chosen, same, before, most_bytes, "a GPU" if capacity.on_gpu else "a worker")
+    same = _in_precision(candidates, chosen.plan.precision)
+    note = _gain_note(chosen, same, before, most_bytes, "a GPU" if capacity.on_gpu else "a worker")
     if note and _is_large(own, on_gpu=capacity.on_gpu) and speeds == shipped_speeds(own.recipe.net):
         note = f"{note}; {SHIPPED}"
     return chosen.plan.changed(
-        notes=own.notes,
-        sizes_note=note,
-        precision_note=_precision_note(chosen.plan, fitting, allowed),
+        notes=replace(own.notes, windows=note, precision=_precision_note(chosen.plan, fitting, allowed))
     )
 
 
@@ -143,9 +137,9 @@ def _in_short_tasks(make: Callable[[NetSizes], Plan], plan: Plan, speeds: NetSpe
     """
     if not plan.has_slabs or not plan.net.num_parameters:
         return plan
-    seconds = _seconds(plan, speeds)
+    seconds = _window_seconds(plan, speeds)
     if seconds is None and on_gpu:
-        of_core = _seconds(plan, known_speeds(plan.recipe.net, plan.net, plan.search_path, processor()))
+        of_core = _window_seconds(plan, known_speeds(plan.recipe.net, plan.net, plan.search_path, processor()))
         seconds = None if of_core is None else of_core / GPU_TIMES
     block_voxels = UNKNOWN_ON_GPU if on_gpu else 0
     if seconds is not None:
@@ -157,7 +151,7 @@ def _in_short_tasks(make: Callable[[NetSizes], Plan], plan: Plan, speeds: NetSpe
     return plan.changed(block=smaller.block, shard=smaller.shard, chunk=smaller.chunk)
 
 
-def _seconds(plan: Plan, speeds: NetSpeeds | None) -> float | None:
+def _window_seconds(plan: Plan, speeds: NetSpeeds | None) -> float | None:
     """Return the seconds of the net for a window of `plan`, in float32 where its precision was not measured."""
     known = None if speeds is None else speeds.of(plan.arithmetic) or speeds.of(FLOAT32)
     return None if known is None else known.seconds(math.prod(plan.window))
@@ -170,7 +164,7 @@ def _fastest(candidates: Sequence[_Candidate]) -> _Candidate | None:
     return min(nearly, key=lambda candidate: candidate.voxels, default=None)
 
 
-def _of(candidates: Iterable[_Candidate], precision: Precision) -> list[_Candidate]:
+def _in_precision(candidates: Iterable[_Candidate], precision: Precision) -> list[_Candidate]:
     return [candidate for candidate in candidates if candidate.plan.precision == precision]
 
 
@@ -181,17 +175,14 @@ def _is_open(plan: Plan) -> bool:
     return is_plain and "auto" in (choice.channels_last, choice.precision, plan.recipe.windows.shape)
 
 
-def _has_windows(plan: Plan) -> bool:
-    """Return whether other windows can be taken, and would change last bits alone."""
-    choice, net = plan.recipe.windows, plan.net
-    is_exact = choice.blend == "crop" and net.tile_invariant and not plan.recipe.net.accept_tile_variance
-    return choice.shape == "auto" and is_exact and not any(net.fixed)
-
-
 def _is_large(plan: Plan, *, on_gpu: bool) -> bool:
     """Return whether the net computes long enough that it is worth measuring."""
     least = WORTH_MEASURING_ON_GPU if on_gpu else WORTH_MEASURING
     return _num_windows(plan) * math.prod(plan.window) >= least
+
+
+def _num_windows(plan: Plan) -> int:
+    return math.prod(len(windows_along(plan, axis)) for axis in range(3))
 
 
 def _speeds(plan: Plan, capacity: Capacity) -> NetSpeeds | None:
@@ -217,7 +208,7 @@ def _processor(capacity: Capacity) -> str:
     return processor() if capacity.gpu is None else capacity.gpu.name
 
 
-def _allowed(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> dict[Precision, Difference]:
+def _allowed(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> dict[Precision, PrecisionDifference]:
     """Return what the other precisions change in the output of `plan`; none where it is too much, not known, or of no
     use.
 
@@ -228,18 +219,20 @@ def _allowed(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> dict[Precisio
         return {}
     others = GPU_PRECISIONS if has_gpu else ("bfloat16",) if has_bfloat16() else ()
     timed = [each for each in others if speeds.of(FLOAT32._replace(precision=each)) is not None]
-    measured = {each: _difference(plan, each, speeds, capacity) for each in timed}
+    measured = {each: _precision_difference(plan, each, speeds, capacity) for each in timed}
     return {each: found for each, found in measured.items() if found is not None and is_allowed(plan, found)}
 
 
-def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, capacity: Capacity) -> Difference | None:
+def _precision_difference(
+    plan: Plan, precision: Precision, speeds: NetSpeeds, capacity: Capacity
+) -> PrecisionDifference | None:
     """Return how the net's output differs in `precision`, measured now where nobody knows and it does not take long."""
     choice, net, normalise = plan.recipe.net, plan.net, plan.recipe.normalise
     known = shipped_difference(choice)
     if precision == "bfloat16" and known is not None and known.normalise == normalise:
         return known
     what, folder = difference_key(precision, normalise, net, _processor(capacity)), plan.search_path
-    known = load_measured(choice, folder, what, Difference)
+    known = load_measured(choice, folder, what, PrecisionDifference)
     if known is not None or (capacity.gpu is not None and not capacity.is_here):
         return known
     is_worth_it = is_quick_to_compare(net, speeds) and _is_large(plan, on_gpu=capacity.gpu is not None)
@@ -251,26 +244,19 @@ def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, capacity: C
     return measured
 
 
-def is_allowed(plan: Plan, measured: Difference) -> bool:
+def is_allowed(plan: Plan, measured: PrecisionDifference) -> bool:
     """Return whether the output of `plan` may be computed with this difference, by how it is rounded.
 
     Labels never may. Nor may whole numbers of more than 8 bits: their levels are finer than bfloat16 and TF32 are.
     """
     if plan.is_labels or measured.normalise != plan.recipe.normalise:
         return False
-    if plan.dtype.kind == "f":
+    if np.issubdtype(plan.dtype, np.floating):
         return measured.relative <= MOST_RELATIVE
     # the levels of the output are those of the output of 8 bits that was measured
     is_same_range = plan.intensity == plan.net.intensity and (plan.intensity == "unit" or plan.source.dtype == "uint8")
     is_grey = plan.dtype == np.uint8 and is_same_range
     return is_grey and measured.levels is not None and measured.levels <= MOST_LEVELS
-
-
-def _change(plan: Plan, measured: Difference) -> str:
-    """Return what the difference changes in the output of `plan`."""
-    if plan.dtype.kind == "f":
-        return f"voxels by at most {measured.relative:.1g} of the output's range"
-    return f"{measured.share:.2g} of the voxels by one grey level" if measured.levels else "no voxel"
 
 
 def _candidates(
@@ -280,9 +266,13 @@ def _candidates(
     capacity: Capacity,
     others: Iterable[Precision],
 ) -> Iterator[_Candidate]:
-    """Yield the plans to choose from, those of smaller windows first; those in `others` of its precision too."""
+    """Yield the plans to choose from, those of smaller windows first, each also in the precisions `others`."""
     measured = {speed.window for each in speeds.speeds for speed in each.windows}
-    windows = [None, *measured] if _has_windows(own) else [None]
+    choice, net = own.recipe.windows, own.net
+    # Whether other windows can be taken, and would change last bits alone.
+    is_exact = choice.blend == "crop" and net.tile_invariant and not own.recipe.net.accept_tile_variance
+    has_others = choice.shape == "auto" and is_exact and not any(net.fixed)
+    windows = [None, *measured] if has_others else [None]
     layouts = LAYOUTS if own.recipe.infer.channels_last == "auto" else (own.channels_last,)
     seen = set()
     for window in sorted(windows, key=lambda each: math.prod(each or own_window(own.net))):
@@ -292,15 +282,13 @@ def _candidates(
             except PlanError:  # a shard, block or augmentation that the recipe gives does not fit this window
                 continue
             for same in (plan.changed(precision=precision) for precision in (own.precision, *others)):
-                if same.sizes in seen or (window is not None and not _is_measured(window, speeds.of(same.arithmetic))):
+                timed = speeds.of(same.arithmetic)
+                is_timed = timed is not None and any(speed.window == window for speed in timed.windows)
+                if same.sizes in seen or not (window is None or is_timed):
                     continue
                 if (candidate := _rated(same, speeds, capacity)) is not None:
                     seen.add(same.sizes)
                     yield candidate
-
-
-def _is_measured(window: Triple, speeds: WindowSpeeds | None) -> bool:
-    return speeds is not None and any(speed.window == window for speed in speeds.windows)
 
 
 def _rated(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> _Candidate | None:
@@ -315,24 +303,27 @@ def _rated(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> _Candidate | No
     return _Candidate(plan, windows * seconds, num_bytes)
 
 
-def _precision_note(chosen: Plan, fitting: Sequence[_Candidate], allowed: Mapping[Precision, Difference]) -> str:
+def _precision_note(
+    chosen: Plan, fitting: Sequence[_Candidate], allowed: Mapping[Precision, PrecisionDifference]
+) -> str:
     """Return what another precision gains or would gain, and what it changes; "" where it gains little."""
-    float32, other = _fastest(_of(fitting, "float32")), _fastest(fitting)
+    float32, other = _fastest(_in_precision(fitting, "float32")), _fastest(fitting)
     if float32 is None or other is None or float32.seconds < WORTH_ROUNDING * other.seconds:
         return ""
     precision = other.plan.precision
+    measured = allowed[precision]
+    if np.issubdtype(chosen.dtype, np.floating):
+        change = f"voxels by at most {measured.relative:.1g} of the output's range"
+    else:
+        change = f"{measured.share:.2g} of the voxels by one grey level" if measured.levels else "no voxel"
     would = "" if precision == chosen.precision else "float32; infer.precision=auto would take "
     return (
         f"{would}{precision}, {float32.seconds / other.seconds:.2g} times as fast as float32; over an invented volume "
-        f"it changes {_change(chosen, allowed[precision])}"
+        f"it changes {change}"
     )
 
 
-def _num_windows(plan: Plan) -> int:
-    return math.prod(len(windows_along(plan, axis)) for axis in range(3))
-
-
-def _note(
+def _gain_note(
     chosen: _Candidate, candidates: Iterable[_Candidate], own: _Candidate | None, most_bytes: int, owner: str
 ) -> str:
     """Return what the choice gains over the net's own windows, and what the next larger would need; "" for nothing."""

@@ -93,7 +93,7 @@ def measure_windows(
             ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=keep_freed_memory) as pool,
         ):
             try:
-                return pool.submit(_try, choice, infer, shape, channels_last, search_path).result()
+                return pool.submit(_time_call, choice, infer, shape, channels_last, search_path).result()
             except BrokenProcessPool:  # killed for its memory
                 return None
 
@@ -103,7 +103,7 @@ def measure_windows(
 def measure_windows_here(
     choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str
 ) -> Iterator[WindowCost]:
-    """Yield what `measure_windows` does, of a net that this process alone has, and whose memory it shares.
+    """Yield the cost of windows as `measure_windows` does, of a net that lives in this process alone.
 
     Bytes are of the whole process, what it held before included; `held_memory` has that. A window for which the memory
     may not be enough is not tried: it would be the end of this process.
@@ -119,7 +119,7 @@ def measure_windows_here(
         num_threads, held = torch.get_num_threads(), held_memory()
         try:
             count_peak()
-            seconds, num_bytes = _try(choice, infer, shape, channels_last, search_path)
+            seconds, num_bytes = _time_call(choice, infer, shape, channels_last, search_path)
         finally:
             torch.set_num_threads(num_threads)
         per_voxel = max(0, num_bytes - held) / math.prod(shape)
@@ -163,7 +163,7 @@ def fastest(costs: Iterable[WindowCost], most_bytes: int) -> WindowCost | None:
     return max(fitting, key=lambda cost: cost.speed, default=None)
 
 
-def _try(
+def _time_call(
     choice: NetChoice, infer: Infer, shape: Sequence[int], channels_last: bool, search_path: str
 ) -> tuple[float, int]:
     """Return seconds and highest memory of a call with windows of `shape`; the first call is not counted."""

@@ -1,7 +1,7 @@
 """Scores of classes against a reference, from the number of voxels that each pair of classes shares.
 
-Not here: the table of pairs (label_scores), or which of the classes is called what (evaluate). The numbers of classes
-mean the same in both: of a class, with the voxels that only one of both, or both, say have it::
+Not here: the table of pairs (label_scores), or which of the classes is called what (label_evaluation). The numbers of
+classes mean the same in both: of a class, with the voxels that only one of both, or both, say have it::
 
     Dice  2 both / (2 both + reference only + output only)        IoU  both / (both + reference only + output only)
 """
@@ -9,14 +9,18 @@ mean the same in both: of a class, with the voxels that only one of both, or bot
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.evaluation.label_scores import Overlaps
+from volpipe.evaluation.label_scores import CountedTotal, Overlaps, without_ignored
+from volpipe.evaluation.score import CLASSES, Score, Sums, Values
+from volpipe.evaluation.texts import MOST_PARTS, part_sheet
 from volpipe.recipes.training import MOST_CLASSES
+from volpipe.reporting.page import Sheet
 
 TOO_MANY = "{} has {} labels or more, as objects have, and classes are up to {}; score objects with --labels"
 
@@ -37,58 +41,100 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
-class ClassScores:
-    """Scores of classes.
+class ClassTotal(CountedTotal):
+    """What all blocks of classes gave.
 
     Attributes:
-        mean_dice, mean_iou: over classes that are in the reference or in the output; NaN without any.
-        accuracy: share of voxels that have their class; NaN without any.
-        num_ignored: voxels that were left out, of which the reference says that nothing is known.
-        classes: each, by its number.
-        confusion: voxels of each class of the reference (rows) that have each class in the output (columns).
-    """
-
-    mean_dice: float
-    mean_iou: float
-    accuracy: float
-    num_ignored: int
-    classes: tuple[ClassScore, ...]
-    confusion: tuple[tuple[int, ...], ...]
-
-
-def class_scores(table: Overlaps, names: Sequence[str] = (), ignored: Sequence[int] = ()) -> ClassScores:
-    """Return the scores of `table`.
-
-    Args:
+        numbers: of the classes, ascending.
         names: of the classes 0, 1, …; of others, and without any, the numbers are the names.
-        ignored: labels of the reference whose voxels do not count.
-
-    Raises:
-        PlanError: there are more classes than MOST_CLASSES.
+        confusion: (classes, classes), int64: voxels of each class of the reference that have each class in the output.
     """
-    is_known = ~np.isin(table[0], np.array(ignored, np.uint64))
-    num_ignored, table = int(table[2, ~is_known].sum()), table[:, is_known]
-    numbers = np.unique(np.concatenate([table[0], table[1], np.arange(len(names), dtype=np.uint64)]))
-    if len(numbers) > MOST_CLASSES:
-        raise PlanError(TOO_MANY.format("one of both", f"{len(numbers):,}", MOST_CLASSES))
-    confusion = np.zeros((len(numbers),) * 2, np.int64)
-    np.add.at(confusion, tuple(np.searchsorted(numbers, side) for side in table[:2]), table[2].astype(np.int64))
-    both, truth, found = np.diag(confusion), confusion.sum(1), confusion.sum(0)
-    classes = tuple(
-        ClassScore(
-            names[number] if number < len(names) else str(number),
-            2 * int(both[i]) / int(truth[i] + found[i]) if truth[i] + found[i] else None,
-            int(both[i]) / int(truth[i] + found[i] - both[i]) if truth[i] + found[i] else None,
-            int(truth[i]),
-            int(found[i]),
+
+    numbers: np.ndarray
+    names: Sequence[str]
+    confusion: np.ndarray
+
+    @classmethod
+    def from_table(
+        cls, table: Overlaps, names: Sequence[str] = (), ignored: Sequence[int] = (),
+        sums: Mapping[str, Sums] | None = None,
+    ) -> ClassTotal:  # fmt: skip
+        """Return the total of blocks whose tables add up to `table`.
+
+        Args:
+            names: as of the attribute.
+            ignored: labels of the reference whose voxels do not count.
+            sums: of scores that take more than the table of a block.
+
+        Raises:
+            PlanError: there are more classes than MOST_CLASSES.
+        """
+        table, num_ignored = without_ignored(table, ignored)
+        numbers = np.unique(np.concatenate([table[0], table[1], np.arange(len(names), dtype=np.uint64)]))
+        if len(numbers) > MOST_CLASSES:
+            raise PlanError(TOO_MANY.format("one of both", f"{len(numbers):,}", MOST_CLASSES))
+        confusion = np.zeros((len(numbers),) * 2, np.int64)
+        np.add.at(confusion, tuple(np.searchsorted(numbers, side) for side in table[:2]), table[2].astype(np.int64))
+        return cls(sums or {}, table, num_ignored, numbers, names, confusion)
+
+    @cached_property
+    def classes(self) -> tuple[ClassScore, ...]:
+        """Each class, by its number."""
+        both, truth, found = np.diag(self.confusion), self.confusion.sum(1), self.confusion.sum(0)
+        return tuple(
+            ClassScore(
+                self.names[number] if number < len(self.names) else str(number),
+                2 * int(both[i]) / int(truth[i] + found[i]) if truth[i] + found[i] else None,
+                int(both[i]) / int(truth[i] + found[i] - both[i]) if truth[i] + found[i] else None,
+                int(truth[i]),
+                int(found[i]),
+            )
+            for i, number in enumerate(self.numbers.tolist())
         )
-        for i, number in enumerate(numbers.tolist())
-    )
-    num, rows = int(confusion.sum()), tuple(map(tuple, confusion.tolist()))
-    means = (_mean([each.dice for each in classes]), _mean([each.iou for each in classes]))
-    return ClassScores(*means, int(both.sum()) / num if num else math.nan, num_ignored, classes, rows)
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else math.nan
+def _mean_overlap_of(total: ClassTotal) -> Values:
+    """Return the mean Dice and IoU over classes that are in the reference or in the output; NaN without any."""
+    means = {}
+    for name in ("dice", "iou"):
+        known = [value for each in total.classes if (value := getattr(each, name)) is not None]
+        means[f"mean_{name}"] = math.fsum(known) / len(known) if known else math.nan
+    return means
+
+
+def _mean_overlap_cells(values: Values, volume: object) -> Mapping[str, str]:
+    return {"mean Dice": f"{values['mean_dice']:.4f}", "mean IoU": f"{values['mean_iou']:.4f}"}
+
+
+def _accuracy_of(total: ClassTotal) -> Values:
+    """Return the share of voxels that have their class; NaN without any."""
+    num = int(total.confusion.sum())
+    return {"accuracy": int(np.diag(total.confusion).sum()) / num if num else math.nan}
+
+
+def _each_class_of(total: ClassTotal) -> Values:
+    return {"classes": total.classes}
+
+
+def _each_class_tables(values: Values) -> list[Sheet]:
+    return part_sheet("Classes", values.get("classes") or ())
+
+
+def _confusion_of(total: ClassTotal) -> Values:
+    """Return the voxels of each class of the reference (rows) that have each class in the output (columns)."""
+    return {"confusion": tuple(map(tuple, total.confusion.tolist()))}
+
+
+def _confusion_tables(values: Values) -> list[Sheet]:
+    confusion = values.get("confusion") or ()
+    if not 0 < len(confusion) <= MOST_PARTS:
+        return []
+    names = [part["name"] for part in values["classes"]]
+    rows = [(name, *row) for name, row in zip(names, confusion, strict=True)]
+    return [Sheet("Confusion", ("", *names), rows, "voxels of each class of the reference (rows), by the output's")]
+
+
+MEAN_OVERLAP = Score("mean_overlap", (CLASSES,), _mean_overlap_of, cells=_mean_overlap_cells)
+ACCURACY = Score("accuracy", (CLASSES,), _accuracy_of, title="accuracy")
+EACH_CLASS = Score("classes", (CLASSES,), _each_class_of, tables=_each_class_tables)
+CONFUSION = Score("confusion", (CLASSES,), _confusion_of, tables=_confusion_tables)

@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.evaluation import differences, subject
-from volpipe.evaluation.differences import Difference, ImageDifference, Pairs, label_difference
-from volpipe.evaluation.evaluate import FINGERPRINT
-from volpipe.evaluation.label_scores import total
-from volpipe.evaluation.origins import Making, check_same_input, makings_of
-from volpipe.evaluation.subject import BlockSums, Pair, Results, read_block, tables
-from volpipe.geometry.grid import Box, triple
+from volpipe.evaluation import differences, limits, subject
+from volpipe.evaluation.differences import (
+    Difference,
+    Differences,
+    ImageDifference,
+    LabelDifference,
+    Pairs,
+    WorstBox,
+    label_difference,
+)
+from volpipe.evaluation.label_scores import Overlaps, overlaps, total
+from volpipe.evaluation.limits import Limit, Measure
+from volpipe.evaluation.origins import Provenance, check_same_input, provenances_of
+from volpipe.evaluation.score import CLASSES, IMAGE, LABELS
+from volpipe.evaluation.subject import FINGERPRINT, BlockSums, Results, Subject, read_block, tables
+from volpipe.geometry.grid import triple
 from volpipe.inference.roi import find_roi
 from volpipe.units import count, shape
 from volpipe.volumes.places import Paired, check_same_place
@@ -29,10 +40,28 @@ from volpipe.volumes.volume import View, Volume, open_volume
 
 MANY_CHANNELS = 4  # of more, blocks have half the edge
 MOST_BOXES = 10  # boxes that are named, of those that differ most
+BlockDifference = tuple[int, Difference, np.ndarray]  # number of a block, how it differs, and its labels of A
+
+
+@dataclass(frozen=True)
+class WholeDifference:
+    """How all blocks differ together, and each of them.
+
+    Attributes:
+        together: all channels.
+        channels: each of several; () of one and of labels.
+        pairs: labels that are matched; None of images.
+        blocks: each block, in any order.
+    """
+
+    together: Difference
+    channels: tuple[ImageDifference, ...]
+    pairs: Pairs | None
+    blocks: Iterable[BlockDifference]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Pair):
+class ComparisonPlan(Subject):
     """Two outputs of one input, with as many channels.
 
     Attributes:
@@ -40,14 +69,19 @@ class Comparison(Pair):
         fingerprint: of B, where results are kept, and others may change it.
         made_a, made_b: how they were made, and what they were made of, the output itself first; () where it says
             nothing.
+        plural, called: outputs of this kind, and one of them that volpipe made, for people.
+        measures: numbers by which outputs of this kind differ, of which there may be limits.
     """
 
     why: str
-    made_a: tuple[Making, ...] = ()
-    made_b: tuple[Making, ...] = ()
+    made_a: tuple[Provenance, ...] = ()
+    made_b: tuple[Provenance, ...] = ()
     fingerprint: str = ""
     stage = "compare"
     mark = "comparison.json"
+    plural: ClassVar[str]
+    called: ClassVar[str]
+    measures: ClassVar[tuple[Measure, ...]]
 
     def inputs(self) -> dict[str, Volume]:
         return {"a": self.a, "b": self.b}
@@ -60,15 +94,55 @@ class Comparison(Pair):
     def outside(self) -> tuple[str, ...]:
         return ("b",) if self.fingerprint else ()
 
+    @classmethod
+    @abstractmethod
+    def check_types(cls, a: Volume, b: Volume, why: str) -> None:
+        """Refuse voxels whose numbers do not mean the same, or are not of this kind, which `why` tells."""
+
+    @classmethod
+    @abstractmethod
+    def range_of(cls, a: Volume, data_range: float | None) -> float | None:
+        """Return the range of grey levels that is given, or that of the type of A; None where nobody knows.
+
+        Raises:
+            PlanError: it is none, or there are no grey levels.
+        """
+
+    @abstractmethod
+    def whole(self, results: Results) -> WholeDifference:
+        """Return how the blocks differ, added up; no block gives anything where there are none."""
+
+    @abstractmethod
+    def sentences(self, found: Differences) -> list[str]:
+        """Return how much differs, in sentences."""
+
     def check_labels(self) -> None:
         """Refuse images where labels are to be compared."""
-        for volume in (self.a, self.b) if self.kind == "labels" else ():
-            subject.refuse_image(volume, self.box)
 
-    def image_sums(self, block: int, session: str) -> BlockSums:
-        a, b = (read_block(volume, self.own_box(block), session) for volume in (self.a, self.b))
-        channels = (differences.difference_sums(*pair).to_list() for pair in zip(a, b, strict=True))
-        return BlockSums(differences={block: list(channels)})
+    def check_foreign(self) -> None:
+        """Refuse images where labels are to be compared, but for outputs that say themselves that they are labels."""
+
+    def has(self, limit: Limit) -> bool:
+        """Whether outputs of this kind have what `limit` is of."""
+        return limit.measure in self.measures
+
+    def check_limit(self, limit: Limit) -> None:
+        """Refuse a limit of what outputs of this kind, or these, do not have.
+
+        Raises:
+            PlanError: with what it may be of.
+        """
+        if not self.has(limit):
+            names = ", ".join(measure.name for measure in limits.MEASURES if measure in self.measures)
+            raise PlanError(
+                f"limit {limit}: {self.a} and {self.b} are compared as {self.plural} ({self.why}), which have no "
+                f"{limit.measure.name}; limits of {self.plural} are {names}"
+            )
+        if limit.measure.needs_range and self.data_range is None:
+            raise PlanError(
+                f"limit {limit}: {self.a} has {self.a.dtype} voxels, whose range says nothing of its data; "
+                "give --data-range, the greatest value less the least, the same for all that you compare"
+            )
 
     def differences(self, results: Results) -> Differences | None:
         """Return what blocks gave, added up; None without any.
@@ -76,10 +150,9 @@ class Comparison(Pair):
         Sums are exact until the end, so that neither the order of blocks nor that of workers changes a bit of them, and
         no more than the boxes that differ most is kept of many blocks.
         """
-        together, channels, pairs, blocks = (self._of_images if self.kind == "image" else self._of_labels)(results)
-        num, num_differ, nonfinite = 0, 0, len(self.blocks)
+        whole, num, num_differ, nonfinite = self.whole(results), 0, 0, len(self.blocks)
         worst = list[tuple[tuple[float, ...], int, Difference, np.ndarray]]()
-        for block, difference, labels in blocks:
+        for block, difference, labels in whole.blocks:
             num += 1
             if difference.num_nonfinite:
                 nonfinite = min(nonfinite, block)
@@ -91,13 +164,43 @@ class Comparison(Pair):
         if not num:
             return None
         boxes = [WorstBox(self.own_box(-block), each) for _, block, each, _ in sorted(worst, reverse=True)]
+        pairs = whole.pairs
         if pairs is not None:
-            shown = np.concatenate([np.zeros(0, np.uint64), *(labels for *_, labels in worst)])
-            pairs = pairs[:, np.isin(pairs[0], shown)]
+            named = np.concatenate([np.zeros(0, np.uint64), *(labels for *_, labels in worst)])
+            pairs = pairs[:, np.isin(pairs[0], named)]
         at = self.own_box(nonfinite) if nonfinite < len(self.blocks) else None
-        return Differences(together, channels, tuple(boxes), num, num_differ, at, pairs)
+        return Differences(whole.together, whole.channels, tuple(boxes), num, num_differ, at, pairs)
 
-    def _of_images(self, results: Results) -> Sums:
+
+@dataclass(frozen=True, kw_only=True)
+class ImageComparison(ComparisonPlan):
+    """Two images, voxel by voxel and channel by channel."""
+
+    kind = IMAGE
+    plural = "images"
+    called = "an image of a net"
+    measures = (limits.PSNR, limits.DIFFER, limits.MEAN, limits.LARGEST)
+
+    @classmethod
+    def check_types(cls, a: Volume, b: Volume, why: str) -> None:
+        if a.dtype != b.dtype and not (np.issubdtype(a.dtype, np.floating) and np.issubdtype(b.dtype, np.floating)):
+            raise PlanError(
+                f"A has {a.dtype} voxels, B {b.dtype}: {a} and {b}; a grey level of one is none of the other: run one "
+                "of them again with the output.dtype of the other, or `volpipe convert` it"
+            )
+
+    @classmethod
+    def range_of(cls, a: Volume, data_range: float | None) -> float | None:
+        if data_range is not None and not 0 < data_range < math.inf:
+            raise PlanError(NO_RANGE.format(f"{data_range:g} is no difference of two values"))
+        return subject.type_range(a) if data_range is None else data_range
+
+    def sums(self, block: int, session: str) -> BlockSums:
+        a, b = (read_block(volume, self.own_box(block), session) for volume in (self.a, self.b))
+        channels = (differences.difference_sums(*pair).to_list() for pair in zip(a, b, strict=True))
+        return BlockSums(differences={block: list(channels)})
+
+    def whole(self, results: Results) -> WholeDifference:
         def parts() -> Iterator[tuple[int, list[ImageDifference]]]:
             for block, channels in (entry for part in results() for entry in part.differences.items()):
                 yield block, [ImageDifference.exact(sums, self.data_range) for sums in channels]
@@ -106,33 +209,162 @@ class Comparison(Pair):
         for _, each in parts():
             whole = [one + other for one, other in zip(whole, each, strict=True)]
         blocks = ((block, sum(each[1:], each[0]), np.zeros(0)) for block, each in parts())
-        return sum(whole[1:], whole[0]), tuple(whole) if len(whole) > 1 else (), None, blocks
+        return WholeDifference(sum(whole[1:], whole[0]), tuple(whole) if len(whole) > 1 else (), None, blocks)
 
-    def _of_labels(self, results: Results) -> Sums:
-        whole = total(table for _, table in tables(results))
-        pairs = differences.matches(whole) if self.kind == "labels" else differences.by_number(whole)
-        arrays = ((block, np.array(table, np.uint64)) for block, table in tables(results))
-        blocks = ((block, label_difference(table, pairs), table[0]) for block, table in arrays)
-        return label_difference(whole, pairs), (), pairs, blocks
+    def sentences(self, found: Differences) -> list[str]:
+        together = found.together
+        assert isinstance(together, ImageDifference)
+        num_a, num_b = together.num_nonfinite_a, together.num_nonfinite_b
+        lines = [f"{'identical: ' if together.is_identical else ''}{differing_voxels(together)} differ"]
+        if num_a or num_b:
+            lines.append(
+                f"NaN or infinite: {num_a:,} voxels of A, {num_b:,} of B, first in {found.nonfinite_at}; "
+                f"{together.num_unlike:,} are so in one alone or otherwise, and count as differing but in no mean"
+            )
+        if together.data_range is None:
+            lines.append("the PSNR is not known: give --data-range, the greatest value less the least")
+        return lines
 
 
-# Of all together, of each of several channels; labels that are matched; and by block how it differs, and labels of A.
-Sums = tuple[
-    Difference, tuple[ImageDifference, ...], Pairs | None, Iterable[tuple[int, Difference, np.ndarray]],
-]  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class LabelComparison(ComparisonPlan):
+    """Labels of objects, whose numbers mean nothing: objects that share most voxels are matched."""
+
+    kind = LABELS
+    plural = "labels"
+    called = "labels of `volpipe segment`"
+    measures = (limits.DIFFER, limits.VOI)
+    checks_labels = True
+    other_stands_in = True
+
+    @classmethod
+    def check_types(cls, a: Volume, b: Volume, why: str) -> None:
+        check_whole_numbers(a, b, why)
+
+    @classmethod
+    def range_of(cls, a: Volume, data_range: float | None) -> float | None:
+        check_no_range(data_range)
+        return None
+
+    def check_labels(self) -> None:
+        for volume in (self.a, self.b):
+            subject.refuse_image(volume, self.box)
+
+    def check_foreign(self) -> None:
+        for volume, provenances in ((self.a, self.made_a), (self.b, self.made_b)):
+            if not (provenances and provenances[0].is_segmentation):
+                subject.refuse_image(volume, self.box)
+
+    def sums(self, block: int, session: str) -> BlockSums:
+        return table_sums(self, block, session)
+
+    def whole(self, results: Results) -> WholeDifference:
+        table = total(table for _, table in tables(results))
+        return difference_of_tables(results, table, differences.matches(table))
+
+    def sentences(self, found: Differences) -> list[str]:
+        together = found.together
+        assert isinstance(together, LabelDifference)
+        differ = differing_voxels(together)
+        if together.is_identical:
+            return [f"identical: {differ} differ"]
+        if together.num_differ:
+            return [f"{differ} differ: their labels are not each other's best match"]
+        moved = f"{together.num_renumbered:,} have another number"
+        return [f"the same objects, numbered otherwise: VOI 0, {differ} differ, and {moved}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassComparison(ComparisonPlan):
+    """Classes, whose numbers mean the same in both outputs."""
+
+    kind = CLASSES
+    plural = "classes"
+    called = "classes of a net"
+    measures = LabelComparison.measures
+
+    @classmethod
+    def check_types(cls, a: Volume, b: Volume, why: str) -> None:
+        check_whole_numbers(a, b, why)
+
+    @classmethod
+    def range_of(cls, a: Volume, data_range: float | None) -> float | None:
+        check_no_range(data_range)
+        return None
+
+    def sums(self, block: int, session: str) -> BlockSums:
+        return table_sums(self, block, session)
+
+    def whole(self, results: Results) -> WholeDifference:
+        table = total(table for _, table in tables(results))
+        return difference_of_tables(results, table, differences.by_number(table))
+
+    def sentences(self, found: Differences) -> list[str]:
+        differ = differing_voxels(found.together)
+        return [f"identical: {differ} differ" if found.together.is_identical else f"{differ} have another class"]
+
+
+COMPARISONS: tuple[type[ComparisonPlan], ...] = (ImageComparison, LabelComparison, ClassComparison)
+NO_RANGE = "data_range is of grey levels: {}; leave it out, or give a number above 0"
+
+
+def comparison_of(kind: str) -> type[ComparisonPlan]:
+    """Return the class of the comparisons of images, labels or classes."""
+    return next(each for each in COMPARISONS if each.kind == kind)
+
+
+def differing_voxels(difference: Difference) -> str:
+    """Return how many voxels differ of how many, in words."""
+    return f"{difference.num_differ:,} of {count(difference.num_voxels, 'voxel')}"
+
+
+# ---- what comparisons of labels and of classes share
+
+
+def check_whole_numbers(a: Volume, b: Volume, why: str) -> None:
+    """Refuse voxels that are no labels, though `why` says that they are."""
+    for name, volume in (("A", a), ("B", b)):
+        if not np.issubdtype(volume.dtype, np.integer) or volume.num_channels > 1:
+            raise PlanError(
+                f"{name} has {volume.dtype} voxels and {count(volume.num_channels, 'channel')}, labels ({why}) are "
+                f"whole numbers of one channel: {volume}; leave --labels out, or name the labels"
+            )
+
+
+def check_no_range(data_range: float | None) -> None:
+    """Refuse a range of grey levels, which labels do not have."""
+    if data_range is not None:
+        raise PlanError(NO_RANGE.format("labels have none"))
+
+
+def table_sums(comparison: ComparisonPlan, block: int, session: str) -> BlockSums:
+    """Return the table of the labels of A and B in a block."""
+    box = comparison.own_box(block)
+    one, other = (read_block(volume, box, session)[0] for volume in (comparison.a, comparison.b))
+    return BlockSums(tables={block: overlaps(other, one).tolist()})
+
+
+def difference_of_tables(results: Results, whole: Overlaps, pairs: Pairs) -> WholeDifference:
+    """Return how labels differ whose blocks have the table `whole` together, and whose matches are `pairs`."""
+    arrays = ((block, np.array(table, np.uint64)) for block, table in tables(results))
+    blocks = ((block, label_difference(table, pairs), table[0]) for block, table in arrays)
+    return WholeDifference(label_difference(whole, pairs), (), pairs, blocks)
+
+
+# ---- the plan
 
 
 def plan_comparison(
     a: Volume | str, b: Volume | str, *, labels: bool = False, roi: str | None = None,
     data_range: float | None = None, any_input: bool = False, incomplete: bool = False, is_planned: bool = False,
-) -> Comparison:  # fmt: skip
+) -> ComparisonPlan:  # fmt: skip
     """Return the comparison of the outputs `a` and `b`, checked against both.
 
     Args:
         a, b: the volumes, or their locations.
         labels: whether both hold labels, whatever they say of themselves; 0 is none.
         roi: box z0:z1,y0:y1,x0:x1 of both; all without it.
-        data_range: as in Comparison; None for that of whole numbers of 8 and 16 bits, of others there is no PSNR.
+        data_range: as in ComparisonPlan; None for that of whole numbers of 8 and 16 bits, of others there is no PSNR.
         any_input: whether they may have been made of different inputs, or show different parts of it.
         incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
         is_planned: whether the volumes need not exist yet: what they say of themselves, and voxels, are not looked at.
@@ -151,103 +383,39 @@ def plan_comparison(
         if one != other:
             advice = "compare outputs of the same input by nets of one kind"
             raise PlanError(f"A has {one} {what}, B {other}: {first} and {second}; {advice}")
-    made = ((), ()) if is_planned else (makings_of(first), makings_of(second))
-    kind, why = _kind(first, second, made, labels=labels, is_grey=data_range is not None)
-    _check_types(first, second, kind, why)
-    if data_range is not None and (kind != "image" or not 0 < data_range < math.inf):
-        wrong = "labels have none" if kind != "image" else f"{data_range:g} is no difference of two values"
-        raise PlanError(f"data_range is of grey levels: {wrong}; leave it out, or give a number above 0")
+    made = ((), ()) if is_planned else (provenances_of(first), provenances_of(second))
+    chosen, why = _kind_of_both(first, second, made, labels=labels, is_grey=data_range is not None)
+    chosen.check_types(first, second, why)
+    known_range = chosen.range_of(first, data_range)
     notes = [f"A and B are the same volume, {first}"] if first == second else []
     if not any_input:
         advice = "give --any-input to compare them voxel by voxel all the same"
         notes += check_same_place(Paired("A", first), Paired("B", second), advice)
         notes += check_same_input(first, second, *made)
-    notes += stored_notes(first, second)
-    box = find_roi(roi, first)
-    for volume, makings in zip((first, second), made, strict=True):
-        if kind == "labels" and not is_planned and not (makings and makings[0].kind == "labels"):
-            subject.refuse_image(volume, box)
-    return Comparison(
-        a=first, b=second, box=box, kind=kind, why=why, made_a=made[0], made_b=made[1], notes=tuple(notes),
-        data_range=subject.type_range(first) if data_range is None and kind == "image" else data_range,
+    comparison = chosen(
+        a=first, b=second, box=find_roi(roi, first), why=why, made_a=made[0], made_b=made[1],
+        notes=(*notes, *stored_notes(first, second)), data_range=known_range,
         block=triple(edge // (1 if first.num_channels <= MANY_CHANNELS else 2) for edge in subject.BLOCK),
     )  # fmt: skip
+    if not is_planned:
+        comparison.check_foreign()
+    return comparison
 
 
-def _kind(
-    a: Volume, b: Volume, made: tuple[tuple[Making, ...], tuple[Making, ...]], *, labels: bool, is_grey: bool
-) -> tuple[str, str]:
-    """Return the kind of both, and what tells that."""
+def _kind_of_both(
+    a: Volume, b: Volume, made: tuple[tuple[Provenance, ...], tuple[Provenance, ...]], *, labels: bool, is_grey: bool
+) -> tuple[type[ComparisonPlan], str]:
+    """Return what both are compared as, and what tells that."""
     if labels:
-        return "labels", "as --labels says"
-    kinds = [making[0].kind if making else "" for making in made]
+        return LabelComparison, "as --labels says"
+    kinds = [chain[0].kind if chain else "" for chain in made]
     if all(kinds) and kinds[0] != kinds[1]:
-        words = {"labels": "labels of `volpipe segment`", "image": "an image of a net", "classes": "classes of a net"}
-        raise PlanError(f"A is {words[kinds[0]]}, B {words[kinds[1]]}: {a} and {b}; compare two of a kind")
+        one, other = (comparison_of(kind).called for kind in kinds)
+        raise PlanError(f"A is {one}, B {other}: {a} and {b}; compare two of a kind")
     if kinds[0] or kinds[1]:
-        return kinds[0] or kinds[1], "as its attributes say" if not all(kinds) else "as their attributes say"
-    is_wide = all(volume.dtype.kind in "iu" and volume.dtype.itemsize > 2 for volume in (a, b))
+        why = "as its attributes say" if not all(kinds) else "as their attributes say"
+        return comparison_of(kinds[0] or kinds[1]), why
+    is_wide = all(np.issubdtype(volume.dtype, np.integer) and volume.dtype.itemsize > 2 for volume in (a, b))
     if is_wide and not is_grey:
-        return "labels", f"as voxels are {a.dtype}; --data-range compares grey levels"
-    return "image", f"as voxels are {a.dtype}; --labels compares labels"
-
-
-def _check_types(a: Volume, b: Volume, kind: str, why: str) -> None:
-    """Refuse voxels whose numbers do not mean the same, and labels that are none."""
-    for name, volume in (("A", a), ("B", b)) if kind != "image" else ():
-        if volume.dtype.kind not in "iu" or volume.num_channels > 1:
-            raise PlanError(
-                f"{name} has {volume.dtype} voxels and {count(volume.num_channels, 'channel')}, labels ({why}) are "
-                f"whole numbers of one channel: {volume}; leave --labels out, or name the labels"
-            )
-    if kind == "image" and a.dtype != b.dtype and not a.dtype.kind == b.dtype.kind == "f":
-        raise PlanError(
-            f"A has {a.dtype} voxels, B {b.dtype}: {a} and {b}; a grey level of one is none of the other: run one of "
-            "them again with the output.dtype of the other, or `volpipe convert` it"
-        )
-
-
-@dataclass(frozen=True)
-class WorstBox:
-    """A box that differs, and how much."""
-
-    box: Box
-    difference: Difference
-
-    def to_json(self) -> dict[str, object]:
-        """Return the same as JSON values."""
-        return {"box": str(self.box), **self.difference.to_json()}
-
-
-@dataclass(frozen=True)
-class Differences:
-    """How two outputs differ, over the blocks that could be compared.
-
-    Attributes:
-        together: all channels.
-        channels: each of several, () of one and of labels.
-        worst: boxes that differ most, the worst first; none that is the same.
-        num_boxes, num_boxes_differ: that were compared, and of these those that differ.
-        nonfinite_at: the first box with voxels that are NaN or infinite, None without.
-        pairs: of labels, those that are matched and are in a box of `worst`.
-    """
-
-    together: Difference
-    channels: tuple[ImageDifference, ...]
-    worst: tuple[WorstBox, ...]
-    num_boxes: int
-    num_boxes_differ: int
-    nonfinite_at: Box | None = None
-    pairs: Pairs | None = field(default=None, compare=False, repr=False)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the same as JSON values; infinity and NaN are None."""
-        return {
-            "identical": self.together.is_identical,
-            "together": self.together.to_json(),
-            "channels": [channel.to_json() for channel in self.channels],
-            "boxes": self.num_boxes,
-            "boxes_that_differ": self.num_boxes_differ,
-            "worst": [box.to_json() for box in self.worst],
-            "nonfinite_first_in": None if self.nonfinite_at is None else str(self.nonfinite_at),
-        }
+        return LabelComparison, f"as voxels are {a.dtype}; --data-range compares grey levels"
+    return ImageComparison, f"as voxels are {a.dtype}; --labels compares labels"

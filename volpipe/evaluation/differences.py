@@ -14,26 +14,28 @@ matches 0 alone::
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
 
-from volpipe.evaluation.image_scores import ErrorSums, plain, psnr
 from volpipe.evaluation.label_scores import Overlaps, adapted_rand_error, variation_of_information
+from volpipe.evaluation.psnr import psnr
+from volpipe.evaluation.score import plain
+from volpipe.evaluation.texts import number, share_line
+from volpipe.geometry.grid import Box
 
 PlainDifference = tuple[int, float, int, int, int, int, int, float, float, float]  # of an ImageDifference, its sums
 Pairs = np.ndarray  # (2, pairs), uint64: labels of A and of B that are matched, sorted by A
 
 
 @dataclass(frozen=True)
-class ImageDifference(ErrorSums):
+class ImageDifference:
     """Sums over voxels of two images, or of one channel of them, and what follows from these.
 
-    `num` and `squares` are of voxels that have a number in both.
-
     Attributes:
+        num, squares: voxels that have a number in both, and the sum of their squared differences.
         num_voxels: all of them.
         num_differ: voxels that are not the same; two NaN are, and two infinities of one sign.
         num_unlike: of these, voxels that are NaN or infinite in one, and in the other are not, or otherwise.
@@ -42,6 +44,8 @@ class ImageDifference(ErrorSums):
         data_range: the greatest value less the least that there may be; None where nobody knows.
     """
 
+    num: int = 0
+    squares: float = 0.0
     num_voxels: int = 0
     num_differ: int = 0
     num_unlike: int = 0
@@ -101,7 +105,7 @@ class ImageDifference(ErrorSums):
     @property
     def psnr(self) -> float | None:
         """Peak signal-to-noise ratio of B against A in dB; None where the range is not known."""
-        return None if self.data_range is None else psnr(self, self.data_range)
+        return None if self.data_range is None else psnr(self.num, self.squares, self.data_range)
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -116,11 +120,33 @@ class ImageDifference(ErrorSums):
         counts = {f"nonfinite_{name}": num for name, num in nonfinite.items()}
         return {name: plain(getattr(self, name)) for name in names} | counts
 
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells of a table by the names of their columns."""
+        ratio, shift = self.psnr, self.shift
+        return {
+            "voxels that differ": share_line(self.num_differ, self.num_voxels),
+            "largest": number(self.largest),
+            "mean": number(self.mean),
+            "mean of B - A": f"{shift:+,.4g}" if shift else number(shift),
+            "PSNR dB": f"{ratio:.2f}" if ratio is not None and math.isfinite(ratio) else number(ratio),
+        }
+
+    @property
+    def object_cells(self) -> dict[str, str]:
+        """More cells of the whole; none of images."""
+        return {}
+
+    @property
+    def distance(self) -> str:
+        """How far both are from each other, in one number: PSNR in dB."""
+        return self.cells["PSNR dB"]
+
 
 def difference_sums(a: np.ndarray, b: np.ndarray) -> ImageDifference:
     """Return the sums of a block, (z, y, x) of one type, or both of floating point."""
     counts, num_voxels, same = {}, a.size, a == b
-    if a.dtype.kind == "f":
+    if np.issubdtype(a.dtype, np.floating):
         finite_a, finite_b = np.isfinite(a), np.isfinite(b)
         both, same = finite_a & finite_b, same | (np.isnan(a) & np.isnan(b))
         counts = {
@@ -139,7 +165,7 @@ def difference_sums(a: np.ndarray, b: np.ndarray) -> ImageDifference:
 
 def change_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return B - A as float64; of whole numbers of 64 bits the exact difference, rounded once."""
-    if a.dtype.kind in "iu" and a.dtype.itemsize == 8:
+    if np.issubdtype(a.dtype, np.integer) and a.dtype.itemsize == 8:
         one, other = a.view(np.uint64), b.view(np.uint64)
         gap = np.where(b >= a, other - one, one - other).astype(np.float64)  # what wraps around is right again
         return np.where(b >= a, gap, -gap)
@@ -201,6 +227,25 @@ class LabelDifference:
         """Return the same as JSON values."""
         return {**asdict(self), "differ": self.differ, "voi": self.voi}
 
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells of a table by the names of their columns."""
+        return {
+            "voxels that differ": share_line(self.num_differ, self.num_voxels),
+            "VOI split + merge, bits": f"{self.split:.4f} + {self.merge:.4f}",
+        }
+
+    @property
+    def object_cells(self) -> dict[str, str]:
+        """More cells of the whole: the Rand error and the numbers of objects."""
+        objects = {"objects of A": self.num_objects_a, "of B": self.num_objects_b, "matched": self.num_matched}
+        return {"Rand error": f"{self.rand_error:.4f}"} | {name: f"{n:,}" for name, n in objects.items()}
+
+    @property
+    def distance(self) -> str:
+        """How far both are from each other, in one number: the variation of information in bits."""
+        return f"{self.voi:.4f}"
+
 
 Difference = ImageDifference | LabelDifference
 
@@ -212,8 +257,8 @@ def matches(table: Overlaps) -> Pairs:
     """
     one, other, counts = table
     objects = (one != 0) & (other != 0)
-    best = _best(one[objects], other[objects], counts[objects])
-    back = _best(other[objects], one[objects], counts[objects])
+    best = _most_shared(one[objects], other[objects], counts[objects])
+    back = _most_shared(other[objects], one[objects], counts[objects])
     mutual = best[:, back[1][np.searchsorted(back[0], best[1])] == best[0]]
     pairs: Pairs = np.concatenate([np.zeros((2, 1), np.uint64), mutual], axis=1)
     return pairs
@@ -226,7 +271,7 @@ def by_number(table: Overlaps) -> Pairs:
     return np.stack([numbers, numbers])
 
 
-def _best(labels: np.ndarray, others: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _most_shared(labels: np.ndarray, others: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return each of `labels` once and that of `others` with which it shares the most voxels, (2, labels)."""
     order = np.lexsort((others, counts.max(initial=0) - counts, labels))
     first = np.unique(labels[order], return_index=True)[1]
@@ -255,3 +300,52 @@ def label_difference(table: Overlaps, pairs: Pairs) -> LabelDifference:
         num_labelled=int(inside[2].sum()),
         split=split, merge=merge, rand_error=adapted_rand_error(inside) if has_any else 0.0,
     )  # fmt: skip
+
+
+# ---- all blocks
+
+
+@dataclass(frozen=True)
+class WorstBox:
+    """A box that differs, and how much."""
+
+    box: Box
+    difference: Difference
+
+    def to_json(self) -> dict[str, object]:
+        """Return the same as JSON values."""
+        return {"box": str(self.box), **self.difference.to_json()}
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How two outputs differ, over the blocks that could be compared.
+
+    Attributes:
+        together: all channels.
+        channels: each of several, () of one and of labels.
+        worst: boxes that differ most, the worst first; none that is the same.
+        num_boxes, num_boxes_differ: that were compared, and of these those that differ.
+        nonfinite_at: the first box with voxels that are NaN or infinite, None without.
+        pairs: of labels, those that are matched and are in a box of `worst`.
+    """
+
+    together: Difference
+    channels: tuple[ImageDifference, ...]
+    worst: tuple[WorstBox, ...]
+    num_boxes: int
+    num_boxes_differ: int
+    nonfinite_at: Box | None = None
+    pairs: Pairs | None = field(default=None, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the same as JSON values; infinity and NaN are None."""
+        return {
+            "identical": self.together.is_identical,
+            "together": self.together.to_json(),
+            "channels": [channel.to_json() for channel in self.channels],
+            "boxes": self.num_boxes,
+            "boxes_that_differ": self.num_boxes_differ,
+            "worst": [box.to_json() for box in self.worst],
+            "nonfinite_first_in": None if self.nonfinite_at is None else str(self.nonfinite_at),
+        }

@@ -23,8 +23,8 @@ from volpipe.blockwise.work import POOL, Steps, each
 from volpipe.errors import RunError
 from volpipe.estimation.calibrate import MOST_WORKERS
 from volpipe.estimation.estimate import StageTime, StageTimes
-from volpipe.evaluation.compare import Comparison
-from volpipe.evaluation.evaluate import FINGERPRINT, Evaluation
+from volpipe.evaluation.compare import ComparisonPlan
+from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.lines import summary
 from volpipe.evaluation.measurements import Measurement
@@ -37,7 +37,7 @@ from volpipe.evaluation.results import (
     table_item,
 )
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
-from volpipe.reporting.page import Draft, Item, Note, Page
+from volpipe.reporting.page import Draft, Item, Page, Sentence
 from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.presence import Presence
@@ -88,10 +88,7 @@ class BlockWork(StageWork[R]):
 
     @property
     def needs_all(self) -> bool:
-        """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
-        subject = self.subject
-        is_scored = isinstance(subject, Evaluation) and (subject.kind != "image" or len(subject.candidates) > 1)
-        return subject.kind == "labels" or is_scored
+        return self.subject.needs_whole_inputs
 
     @property
     def is_begun(self) -> bool:
@@ -134,7 +131,7 @@ class BlockWork(StageWork[R]):
             standing = Standing(WorkState.CHANGED)
         if standing.act(self.asked) is Act.CLEAR:
             self.clear()
-            write_json(mark, _description(self.subject))
+            write_json(mark, self.subject.describe_work())
         store_identities(self.folder.inputs, states)
 
     @property
@@ -150,7 +147,7 @@ class BlockWork(StageWork[R]):
         described = read_json(self.folder.path / self.subject.mark)
         if described is None:
             return Standing(WorkState.FRESH)
-        return Standing(WorkState.BEGUN if described == _description(self.subject) else WorkState.OUTDATED)
+        return Standing(WorkState.BEGUN if described == self.subject.describe_work() else WorkState.OUTDATED)
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
         """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
@@ -175,7 +172,7 @@ class BlockWork(StageWork[R]):
         """Return slices of both volumes; `schedule` has what is done and what is missing."""
         if self.slices is None:
             return []
-        items: Iterable[Item] = [Note("Slices are compared once all blocks are scored.")]
+        items: Iterable[Item] = [Sentence("Slices are compared once all blocks are scored.")]
         if schedule.is_complete or self.is_complete:
             items = self.slices()
         return [Draft("Comparison", lambda: list(items), "Comparison")]
@@ -211,45 +208,38 @@ class BlockWork(StageWork[R]):
         )  # fmt: skip
 
 
-def _description(subject: Subject) -> dict[str, object]:
-    """Return what a folder is known by, as it is read back from its file: without what changes by itself."""
-    described: dict[str, object] = json.loads(json.dumps(subject.describe()))
-    return {key: value for key, value in described.items() if key != FINGERPRINT}
-
-
 def evaluation_work(
     evaluation: Evaluation, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
     to: Location | None = None,
 ) -> BlockWork[EvaluationResult]:  # fmt: skip
     """Return the work of `evaluation`; its scores are written to the file `to`, if there is one."""
     results = partial(read_results, folder.journal, RESULTS, BlockSums)
-    nodes = folder.path / NODES
-    evaluation = replace(evaluation, nodes=str(nodes) if evaluation.skeletons else "")
+    evaluation = evaluation.with_nodes(folder.path / NODES)
 
     def close(**facts: Any) -> EvaluationResult:  # Any: of a `WorkReport`
         result = EvaluationResult(evaluation, folder.path, **facts)
         # of an evaluation that was complete, the scores may stand in their file alone
         if result.is_complete and not (result.was_complete and to is not None):
-            result.scores = evaluation.scores(results)
+            result.by_candidate = evaluation.scores(results)
             if to is not None:
-                write_json(to, evaluation.describe_scores(result.scores))
+                write_json(to, evaluation.describe_scores(result.by_candidate))
         return result
 
     def parts_of(taken: Taken, is_complete: bool) -> Parts:
         tree = read_json(to) if to is not None else None
         if tree is None and is_complete:
             tree = evaluation.describe_scores(evaluation.scores(results))
-        return evaluation_parts(_description(evaluation), tree)
+        return evaluation_parts(evaluation.describe_work(), tree)
 
     return BlockWork(
         evaluation, folder, options, listener, name=str(to or evaluation.output), to=to,
         sent=replace(evaluation, notes=()), close=close, parts_of=parts_of, check=evaluation.check_labels,
-        slices=partial(evaluation_items, evaluation), prepare=partial(evaluation.store_nodes, nodes),
+        slices=partial(evaluation_items, evaluation), prepare=evaluation.store_nodes,
     )  # fmt: skip
 
 
 def comparison_work(
-    comparison: Comparison, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
+    comparison: ComparisonPlan, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
     limits: Sequence[Limit] = (), to: Location | None = None,
 ) -> BlockWork[ComparisonResult]:  # fmt: skip
     """Return the work of `comparison`, which is written to the file `to`, if there is one.
@@ -258,7 +248,7 @@ def comparison_work(
     """
     name, results = f"{comparison.a} and {comparison.b}", partial(read_results, folder.journal, RESULTS, BlockSums)
     for limit in limits:
-        limit.check(comparison)
+        comparison.check_limit(limit)
 
     def close(**facts: Any) -> ComparisonResult:  # Any: of a `WorkReport`
         differences = comparison.differences(results)
@@ -268,8 +258,8 @@ def comparison_work(
         return result
 
     def parts_of(taken: Taken, is_complete: bool) -> Parts:
-        facts = {key: str(value) for key, value in _description(comparison).items() if value is not None}
-        items = [Note(line) for line in summary(comparison, comparison.differences(results), len(taken.missing))]
+        facts = {key: str(value) for key, value in comparison.describe_work().items() if value is not None}
+        items = [Sentence(line) for line in summary(comparison, comparison.differences(results), len(taken.missing))]
         return Parts(f"Comparison of {name}", "The comparison of two outputs.", facts, items)
 
     sent = replace(comparison, made_a=(), made_b=(), notes=())  # how both were made may be long
@@ -315,7 +305,7 @@ def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lam
     result = work.run(start)
     on_end(result)
     if result.is_complete:
-        work.folder.remove(work.subject.mark, _description(work.subject))
+        work.folder.remove(work.subject.mark, work.subject.describe_work())
     return result
 
 
@@ -338,7 +328,7 @@ def calibrate_evaluation(
     absent = {name: volume for name, volume in volumes.items() if volume.path in missing}
     is_guess = bool(absent)
     try:
-        others = [volumes[name] for name in "ab" if name not in absent and subject.kind == "labels"]
+        others = [volumes[name] for name in "ab" if name not in absent and subject.other_stands_in]
         stand_ins: dict[str, Any] = {  # Any: fields of the subject
             name: others[0] if others else zeros_like(volume, folder / name) for name, volume in absent.items()
         }

@@ -1,4 +1,4 @@
-"""Scores of labels against a reference, from the number of voxels that each pair of labels shares.
+"""Scores of labels of objects, from the number of voxels that each pair of labels shares.
 
 Not here: reading voxels (subject). Tables of blocks add, so that no volume is ever in memory; a label means
 the same in every block.
@@ -7,11 +7,14 @@ the same in every block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
+
+from volpipe.evaluation.score import CLASSES, LABELS, Score, Sums, Total, Values
 
 IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 MOST_ROWS = 1 << 18  # in tables that wait to be added up
@@ -24,7 +27,7 @@ PlainOverlaps = list[list[int]]  # the same, to travel as JSON
 
 def overlaps(labels: np.ndarray, truth: np.ndarray) -> Overlaps:
     """Return the table of a block; both (z, y, x), whole numbers."""
-    return _joined(np.stack([data.ravel().astype(np.uint64) for data in (truth, labels)]), None)
+    return _pairs_once(np.stack([data.ravel().astype(np.uint64) for data in (truth, labels)]), None)
 
 
 def total(tables: Iterable[Overlaps | PlainOverlaps]) -> Overlaps:
@@ -32,7 +35,7 @@ def total(tables: Iterable[Overlaps | PlainOverlaps]) -> Overlaps:
 
     def added_up(parts: Sequence[Overlaps]) -> Overlaps:
         pairs = np.concatenate([np.zeros((3, 0), np.uint64), *parts], axis=1)
-        return _joined(pairs[:2], pairs[2])
+        return _pairs_once(pairs[:2], pairs[2])
 
     return accumulated((np.array(table, np.uint64) for table in tables), added_up, lambda table: table.shape[1])
 
@@ -49,70 +52,63 @@ def accumulated(tables: Iterable[T], added_up: Callable[[Sequence[T]], T], num_r
 
 
 @dataclass(frozen=True)
-class LabelScores:
-    """Scores of labels against a reference.
+class CountedTotal(Total):
+    """What all blocks of labels or classes gave: the table of their pairs.
 
     Attributes:
-        split, merge: the two halves of the variation of information, in bits: the uncertainty of the label
-            given the true one, and the other way round.
-        rand_error: adapted Rand error, 1 - F of precision and recall of pairs of voxels.
-        foreground_iou: voxels labelled in both, by those labelled in either.
-        mean_iou: the mean of each reference object's best IoU.
-        precision_50: objects matched with an IoU above 0.5, by all objects of both, matches counted once.
-        mean_precision: the mean of that and of the same at an IoU of at least 0.55, 0.60, ... 0.95.
-        num_truth, num_found: objects.
-        num_ignored: voxels that were left out, of which the reference says that nothing is known.
-        num_reserved: of the objects, those whose number means "unknown" elsewhere.
-
-    Without a label in the reference split, merge, rand_error and mean_iou are NaN.
+        overlaps: without the voxels of which the reference says that nothing is known.
+        num_ignored: such voxels.
     """
 
-    split: float
-    merge: float
-    rand_error: float
-    foreground_iou: float
-    mean_iou: float
-    precision_50: float
-    mean_precision: float
-    num_truth: int
-    num_found: int
-    num_ignored: int = 0
-    num_reserved: int = 0
+    overlaps: Overlaps
+    num_ignored: int
 
 
-def label_scores(
-    table: Overlaps, ignored: Sequence[int] = (), no_objects: Sequence[int] = (), reserved: Sequence[int] = ()
-) -> LabelScores:
-    """Return the scores of `table`; the first three over the voxels that have a label in the reference.
+@dataclass(frozen=True)
+class LabelTotal(CountedTotal):
+    """What all blocks of labels gave: in its table 0 is no object.
 
-    Args:
-        ignored: labels of the reference whose voxels do not count.
-        no_objects: labels of the output that are as 0.
-        reserved: labels of both that may be meant to be one of these.
+    Attributes:
+        num_reserved: objects of both whose number means "unknown" elsewhere.
     """
+
+    num_reserved: int
+
+    @classmethod
+    def from_table(
+        cls, table: Overlaps, ignored: Sequence[int] = (), no_objects: Sequence[int] = (),
+        reserved: Sequence[int] = (), sums: Mapping[str, Sums] | None = None,
+    ) -> LabelTotal:  # fmt: skip
+        """Return the total of blocks whose tables add up to `table`.
+
+        Args:
+            ignored: labels of the reference whose voxels do not count.
+            no_objects: labels of the output that are as 0.
+            reserved: labels of both that may be meant to be one of these.
+            sums: of scores that take more than the table of a block.
+        """
+        table, num_ignored = without_ignored(table, ignored)
+        if (is_none := np.isin(table[1], np.array(no_objects, np.uint64))).any():
+            table[1, is_none] = 0  # of a copy
+            table = total([table])
+        num_reserved = sum(len(np.intersect1d(side, np.array(reserved, np.uint64))) for side in table[:2])
+        return cls(sums or {}, table, num_ignored, num_reserved)
+
+    @cached_property
+    def in_reference(self) -> Overlaps:
+        """The pairs whose voxels have a label in the reference."""
+        return self.overlaps[:, self.overlaps[0] != 0]
+
+    @cached_property
+    def ious(self) -> tuple[np.ndarray, int, int]:
+        """As of `object_ious`."""
+        return object_ious(self.overlaps)
+
+
+def without_ignored(table: Overlaps, ignored: Sequence[int]) -> tuple[Overlaps, int]:
+    """Return a copy of `table` without the labels of the reference that are `ignored`, and their number of voxels."""
     is_known = ~np.isin(table[0], np.array(ignored, np.uint64))
-    num_ignored, table = int(table[2, ~is_known].sum()), table[:, is_known]
-    if (is_none := np.isin(table[1], np.array(no_objects, np.uint64))).any():
-        table[1, is_none] = 0  # of a copy
-        table = total([table])
-    truth, labels, counts = table
-    inside = table[:, truth != 0]
-    has_truth = inside.size > 0
-    split, merge = variation_of_information(inside) if has_truth else (math.nan, math.nan)
-    ious, num_truth, num_found = object_ious(table)
-    best = np.zeros(num_truth)
-    np.maximum.at(best, ious[0].astype(int), ious[1])
-    precisions = [_precision(ious[1], num_truth, num_found, threshold) for threshold in IOU_THRESHOLDS]
-    both, either = (truth != 0) & (labels != 0), (truth != 0) | (labels != 0)
-    num_either = int(counts[either].sum())
-    return LabelScores(
-        split=split, merge=merge, rand_error=adapted_rand_error(inside) if has_truth else math.nan,
-        foreground_iou=int(counts[both].sum()) / num_either if num_either else 1.0,
-        mean_iou=float(best.mean()) if num_truth else math.nan,
-        precision_50=precisions[0], mean_precision=float(np.mean(precisions)),
-        num_truth=num_truth, num_found=num_found, num_ignored=num_ignored,
-        num_reserved=sum(len(np.intersect1d(side, np.array(reserved, np.uint64))) for side in (truth, labels)),
-    )  # fmt: skip
+    return table[:, is_known], int(table[2, ~is_known].sum())
 
 
 def variation_of_information(table: Overlaps) -> tuple[float, float]:
@@ -150,7 +146,7 @@ def object_ious(table: Overlaps) -> tuple[np.ndarray, int, int]:
     return np.stack([number, ious]), len(objects), len(np.unique(labels[labels != 0]))
 
 
-def _precision(ious: np.ndarray, num_truth: int, num_found: int, threshold: float) -> float:
+def _precision_at(ious: np.ndarray, num_truth: int, num_found: int, threshold: float) -> float:
     """Return matches by matches and misses of both; above one half an object has one match at most."""
     hits = int((ious >= threshold).sum()) if threshold > 0.5 else int((ious > threshold).sum())
     return hits / (num_truth + num_found - hits) if num_truth + num_found else 1.0
@@ -163,7 +159,7 @@ def _sums_by(labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _joined(pairs: np.ndarray, counts: np.ndarray | None) -> Overlaps:
+def _pairs_once(pairs: np.ndarray, counts: np.ndarray | None) -> Overlaps:
     """Return a table with each of `pairs` (2, n) once, in order; one voxel has each where there are no `counts`.
 
     Pairs of numbers of 32 bits are sorted as one number each: of a block of 128 cubed in 0.2 s instead of 1.6 s.
@@ -176,3 +172,89 @@ def _joined(pairs: np.ndarray, counts: np.ndarray | None) -> Overlaps:
         unique = np.stack([keys >> half, keys & np.uint64(0xFFFFFFFF)])
     sums = num if counts is None else np.bincount(number.ravel(), counts, unique.shape[1])
     return np.vstack([unique, sums.astype(np.uint64)])
+
+
+# ---- the scores
+
+
+def _voi_of(total: LabelTotal) -> Values:
+    """Return both halves of the variation of information, over voxels with a label in the reference; else NaN.
+
+    They are the uncertainty in bits of the label given the true one (split), and the other way round (merge).
+    """
+    has_any = total.in_reference.size > 0
+    split, merge = variation_of_information(total.in_reference) if has_any else (math.nan, math.nan)
+    return {"split": split, "merge": merge}
+
+
+def _voi_cells(values: Values, volume: object) -> Mapping[str, str]:
+    split, merge = values["split"], values["merge"]
+    return {"VOI split + merge": f"{split:.3f} + {merge:.3f} = {split + merge:.3f} bits"}
+
+
+def _rand_error_of(total: LabelTotal) -> Values:
+    """Return the adapted Rand error over voxels with a label in the reference, NaN without any."""
+    table = total.in_reference
+    return {"rand_error": adapted_rand_error(table) if table.size else math.nan}
+
+
+def _foreground_iou_of(total: LabelTotal) -> Values:
+    """Return the voxels labelled in both, by those labelled in either."""
+    truth, labels, counts = total.overlaps
+    both, either = (truth != 0) & (labels != 0), (truth != 0) | (labels != 0)
+    num_either = int(counts[either].sum())
+    return {"foreground_iou": int(counts[both].sum()) / num_either if num_either else 1.0}
+
+
+def _mean_iou_of(total: LabelTotal) -> Values:
+    """Return the mean of each reference object's best IoU, NaN without a label in the reference."""
+    ious, num_truth, _ = total.ious
+    best = np.zeros(num_truth)
+    np.maximum.at(best, ious[0].astype(int), ious[1])
+    return {"mean_iou": float(best.mean()) if num_truth else math.nan}
+
+
+def _mean_iou_cells(values: Values, volume: object) -> Mapping[str, str]:
+    return {"IoU of objects": f"{values['mean_iou']:.4f}, the mean of each with its best"}
+
+
+def _precision_of(total: LabelTotal) -> Values:
+    """Return the objects matched with an IoU above 0.5, by all objects of both, matches counted once.
+
+    Beside it stands the mean of that and of the same at an IoU of at least 0.55, 0.60, ... 0.95.
+    """
+    ious, num_truth, num_found = total.ious
+    precisions = [_precision_at(ious[1], num_truth, num_found, threshold) for threshold in IOU_THRESHOLDS]
+    return {"precision_50": precisions[0], "mean_precision": float(np.mean(precisions))}
+
+
+def _precision_cells(values: Values, volume: object) -> Mapping[str, str]:
+    at_half, mean = values["precision_50"], values["mean_precision"]
+    return {"average precision": f"{at_half:.4f} at IoU 0.5, {mean:.4f} at 0.50 to 0.95"}
+
+
+def _num_objects_of(total: LabelTotal) -> Values:
+    _, num_truth, num_found = total.ious
+    return {"num_truth": num_truth, "num_found": num_found}
+
+
+def _num_objects_cells(values: Values, volume: object) -> Mapping[str, str]:
+    return {"objects": f"{values['num_found']:,} found, {values['num_truth']:,} in the reference"}
+
+
+def _num_ignored_of(total: CountedTotal) -> Values:
+    return {"num_ignored": total.num_ignored}
+
+
+def _num_reserved_of(total: LabelTotal) -> Values:
+    return {"num_reserved": total.num_reserved}
+
+
+VOI = Score("voi", (LABELS,), _voi_of, unit="bits", cells=_voi_cells)
+RAND_ERROR = Score("rand_error", (LABELS,), _rand_error_of, title="adapted Rand error")
+FOREGROUND_IOU = Score("foreground_iou", (LABELS,), _foreground_iou_of, title="IoU of the foreground")
+OBJECT_IOU = Score("mean_iou", (LABELS,), _mean_iou_of, cells=_mean_iou_cells)
+PRECISION = Score("precision", (LABELS,), _precision_of, cells=_precision_cells)
+NUM_OBJECTS = Score("objects", (LABELS,), _num_objects_of, cells=_num_objects_cells)
+NUM_IGNORED = Score("num_ignored", (LABELS, CLASSES), _num_ignored_of)
+NUM_RESERVED = Score("num_reserved", (LABELS,), _num_reserved_of)

@@ -59,6 +59,7 @@ class Measurement(Subject):
     code: str
     types: tuple[tuple[str, str], ...] = ()
     is_outside: bool = False
+    kind = "rows"
     stage = "measure"
     mark = "measurement.json"
     doing = "measuring"
@@ -166,7 +167,7 @@ def plan_measurement(
     notes += stored_notes(volume, other)
     function = load_function(choice.function, search_path)
     plan = Measurement(
-        a=volume, b=other or volume, box=find_roi(choice.roi, volume), kind="rows", data_range=None, block=choice.block,
+        a=volume, b=other or volume, box=find_roi(choice.roi, volume), data_range=None, block=choice.block,
         notes=tuple(notes), choice=choice, search_path=search_path, code=code_hash(choice.function, search_path),
         is_outside=is_outside,
     )  # fmt: skip
@@ -184,10 +185,10 @@ def _tried(plan: Measurement, function: Function) -> Measurement:
     Raises:
         PlanError: they do not; it names a row.
     """
-    from volpipe.nets.functions import Trial
+    from volpipe.nets.functions import RandomBlocks
 
     volumes, size = enumerate(plan.inputs().values()), triple(TRIED.grown(plan.choice.halo).shape)
-    trials = [Trial(volume.num_channels, volume.dtype, seed).blocks(size) for seed, volume in volumes]
+    trials = [RandomBlocks(volume.num_channels, volume.dtype, seed).blocks(size) for seed, volume in volumes]
     for arrays in zip(*trials, strict=True):
         first = _rows_of_part(plan, function, arrays, TRIED)
         plan = replace(plan, types=tuple((name, values.dtype.name) for name, values in first.items()))

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from volpipe.errors import PlanError, RunError, VolpipeError
+from volpipe.evaluation.score import CLASSES, IMAGE, LABELS
 from volpipe.geometry.grid import Box, Triple
 from volpipe.nets.files import short_hash
 from volpipe.recipes.toml import leaves
@@ -28,12 +29,12 @@ from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import View, Volume, absolute, open_volume
 
-MOST_MAKINGS = 16  # outputs of outputs that are looked at
+MOST_PROVENANCES = 16  # outputs of outputs that are looked at
 ABSENT = "–"
 
 
 @dataclass(frozen=True)
-class Making:
+class Provenance:
     """What an output says of how it was made.
 
     Attributes:
@@ -48,30 +49,35 @@ class Making:
     @property
     def kind(self) -> str:
         """One of "labels" of objects, "classes", whose numbers mean the same in every output, and "image"."""
-        if RECIPE_KEY in self.said:
-            return "labels"
-        return "classes" if _of(self.said, "recipe", "output", "kind") == "labels" else "image"
+        if self.is_segmentation:
+            return LABELS
+        return CLASSES if _under(self.said, "recipe", "output", "kind") == "labels" else IMAGE
+
+    @property
+    def is_segmentation(self) -> bool:
+        """Whether it is labels of objects, made by `volpipe segment`."""
+        return RECIPE_KEY in self.said
 
     @property
     def is_copy(self) -> bool:
         """Whether it shows its input as it is, such as a part of it."""
-        return bool(_of(self.said, "recipe", "net", "name") == "identity")
+        return bool(_under(self.said, "recipe", "net", "name") == "identity")
 
     @property
     def fingerprint(self) -> str:
         """Of the input; "" where it does not say."""
-        return str(_of(self.said, "input", "fingerprint") or "")
+        return str(_under(self.said, "input", "fingerprint") or "")
 
     @property
     def input(self) -> str:
         """The place of the input, "" where it does not say."""
-        path, key = _of(self.said, "input", "path"), _of(self.said, "input", "key")
+        path, key = _under(self.said, "input", "path"), _under(self.said, "input", "key")
         return "" if not path else str(locate(str(path)) / str(key)) if key else str(path)
 
     @property
     def roi(self) -> Box:
         """The part of the input that the output shows, in voxels of that; all where it does not say."""
-        roi, whole = self.said.get("roi"), _of(self.said, "input", "shape") or self.shape
+        roi, whole = self.said.get("roi"), _under(self.said, "input", "shape") or self.shape
         return Box(tuple(roi["start"]), tuple(roi["stop"])) if roi else Box.from_shape(tuple(whole))
 
     def open_input(self) -> Volume:
@@ -96,66 +102,69 @@ class Making:
         """Return everything that may differ of how an output was made, as texts."""
         said, net = self.said, self.said.get("net") or {}
         values = {
-            "made by": "volpipe segment" if self.kind == "labels" else "volpipe run",
+            "made by": "volpipe segment" if self.is_segmentation else "volpipe run",
             "net": net.get("label"),
             "weights SHA-256": net and short_hash(str(net.get("weights_sha256") or "")),
             "code of the net SHA-256": net and short_hash(str(net.get("code_sha256") or "")),
             "input": self.input,
             "normalised by": ", ".join(
-                f"{name} {_numbers(value)}" for name, value in (said.get("normalise") or {}).items()
+                f"{name} {_level_text(value)}" for name, value in (said.get("normalise") or {}).items()
             ),
-            **_named("recipe", dict(leaves(said.get("recipe") or said.get(RECIPE_KEY) or {}))),
-            **_named("version", {"volpipe": said.get("version"), "python": said.get("python")}),
-            **_named("version", said.get("packages") or {}),
-            "devices": ", ".join(_of(said, "run", "devices") or []),
+            **_with_prefix("recipe", dict(leaves(said.get("recipe") or said.get(RECIPE_KEY) or {}))),
+            **_with_prefix("version", {"volpipe": said.get("version"), "python": said.get("python")}),
+            **_with_prefix("version", said.get("packages") or {}),
+            "devices": ", ".join(_under(said, "run", "devices") or []),
         }
         return {name: str(value) for name, value in values.items() if value not in (None, "", {})}
 
 
-def _named(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+def _with_prefix(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
     return {f"{prefix} {name}": value for name, value in values.items()}
 
 
-def _numbers(value: Any) -> str:  # Any: a number, or a list of those of each channel
-    return "(" + " ".join(map(_numbers, value)) + ")" if isinstance(value, list) else f"{value:g}"
+def _level_text(value: Any) -> str:  # Any: a number, or a list of those of each channel
+    return "(" + " ".join(map(_level_text, value)) + ")" if isinstance(value, list) else f"{value:g}"
 
 
-def _of(tree: Any, *keys: str) -> Any:  # Any: JSON
+def _under(tree: Any, *keys: str) -> Any:  # Any: JSON
     """Return what stands under `keys` in `tree`, one inside the other; None where there is nothing."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
-def makings_of(volume: Volume) -> tuple[Making, ...]:
+def provenances_of(volume: Volume) -> tuple[Provenance, ...]:
     """Return how `volume` was made, and what it was made of, itself first; () where it says nothing."""
-    makings: list[Making] = []
+    provenances: list[Provenance] = []
     current: Volume | None = volume
-    while current is not None and len(makings) < MOST_MAKINGS and (making := _making(current)) is not None:
-        makings.append(making)
+    while current is not None and len(provenances) < MOST_PROVENANCES:
+        provenance = _provenance(current)
+        if provenance is None:
+            break
+        provenances.append(provenance)
         try:
-            current = making.open_input() if making.input else None
+            current = provenance.open_input() if provenance.input else None
         except (VolpipeError, OSError, TypeError):  # gone, or described by another version
             current = None
-    return tuple(makings)
+    return tuple(provenances)
 
 
-def _making(volume: Volume) -> Making | None:
+def _provenance(volume: Volume) -> Provenance | None:
     """Return how a volume was made, by the innermost group around it that says so; of a copy, how the original was."""
     place, container = volume.folder, absolute(volume.path)
     while True:
         with suppress(RunError):  # inside an HDF5 file
             said = read_provenance(place)
-            if _of(said, "copied_from", "bin") == [1, 1, 1] and isinstance(said.get("made"), dict):
+            if _under(said, "copied_from", "bin") == [1, 1, 1] and isinstance(said.get("made"), dict):
                 said = said["made"] | {"run": said["run"]}
             if "input" in said and ("recipe" in said or RECIPE_KEY in said):
-                return Making(str(place), volume.spatial_shape, said)
+                return Provenance(str(place), volume.spatial_shape, said)
         if place in (container, place.parent):
             return None
         place = place.parent
 
 
-def check_same_input(a: Volume, b: Volume, made_a: Sequence[Making], made_b: Sequence[Making]) -> list[str]:
+def check_same_input(a: Volume, b: Volume, made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> list[str]:
     """Refuse outputs of different inputs, or of other parts of one; return what cannot be known, in sentences.
 
     Raises:
@@ -164,7 +173,7 @@ def check_same_input(a: Volume, b: Volume, made_a: Sequence[Making], made_b: Seq
     for name, volume, made in (("A", a, made_a), ("B", b, made_b)):
         if not made or not made[0].fingerprint:
             return [f"{name} says nothing of its input, so that both may be of different ones: {volume}"]
-    of_a, of_b = ([making.fingerprint for making in made] for made in (made_a, made_b))
+    of_a, of_b = ([provenance.fingerprint for provenance in made] for made in (made_a, made_b))
     if not set(of_a) & set(of_b):
         raise PlanError(
             f"A was made of {made_a[-1].input}, B of {made_b[-1].input}, and these are not the same: fingerprints "
@@ -179,13 +188,13 @@ def check_same_input(a: Volume, b: Volume, made_a: Sequence[Making], made_b: Seq
     return []
 
 
-def shared_input(made_a: Sequence[Making], made_b: Sequence[Making]) -> int | None:
-    """Return which making of A names the input that both have, the last one; None where there is none."""
-    of_b = {making.fingerprint for making in made_b}
+def shared_input(made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> int | None:
+    """Return which provenance of A names the input that both have, the last one; None where there is none."""
+    of_b = {provenance.fingerprint for provenance in made_b}
     return next((i for i in reversed(range(len(made_a))) if made_a[i].fingerprint in of_b), None)
 
 
-def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[tuple[str, str, str]]:
+def differing(made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> list[tuple[str, str, str]]:
     """Return what was done otherwise: what it is, and what A and B say; of what they were made of too, if not alike.
 
     Where one says nothing, all that the other says differs.
@@ -194,7 +203,7 @@ def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[tuple[
     for depth, (one, other) in enumerate(zip_longest(made_a, made_b)):
         if one is not None and other is not None and one.place == other.place:
             break  # from here on both are the same
-        of_a, of_b = ({} if making is None else making.facts() for making in (one, other))
+        of_a, of_b = ({} if provenance is None else provenance.facts() for provenance in (one, other))
         pairs = ((name, of_a.get(name, ABSENT), of_b.get(name, ABSENT)) for name in dict.fromkeys([*of_a, *of_b]))
         rows += [(f"{'its input: ' * depth}{name}", a, b) for name, a, b in pairs if a != b]
     return rows

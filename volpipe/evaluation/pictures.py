@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import VolpipeError, VolumeError
-from volpipe.evaluation.compare import Comparison, Differences
-from volpipe.evaluation.differences import Pairs, change_of, unmatched
-from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.compare import ComparisonPlan
+from volpipe.evaluation.differences import Differences, Pairs, change_of, unmatched
+from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.origins import shared_input
 from volpipe.evaluation.subject import read_block
 from volpipe.geometry.grid import Box
 from volpipe.reporting import frames
-from volpipe.reporting.page import Draft, Item, Note, Picture
+from volpipe.reporting.page import Draft, Item, Picture, Sentence
 from volpipe.reporting.panels import Panel, panels_png
 from volpipe.reporting.shades import coloured, display_change, display_range, diverge, grey, shaded
 from volpipe.resolve import homes_known
@@ -40,10 +40,7 @@ Plane = tuple[int, Box, list[Panel], list[Panel]]  # axis that it is across, box
 
 
 def draw(evaluation: Evaluation) -> bytes:
-    """Return a PNG of the middle xz and xy slices of all candidates, and of their differences from the reference.
-
-    Red is too bright and blue too dark, by up to the largest error that one voxel in a hundred exceeds.
-    """
+    """Return a PNG of the middle xz and xy slices of all candidates, and of their errors."""
     return panels_png([row for _, _, shown, errors in _planes(evaluation) for row in (shown, errors) if row])
 
 
@@ -54,14 +51,14 @@ def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
     """
     huge = [v for v in (evaluation.output, evaluation.reference) if math.prod(v.chunks) * v.dtype.itemsize > MOST_CHUNK]
     if huge:
-        yield Note(f"No pictures: a chunk of {huge[0]} is more than is read for a report.")
+        yield Sentence(f"No pictures: a chunk of {huge[0]} is more than is read for a report.")
         return
-    if evaluation.kind == "image":
-        yield Note("Errors are those against the reference: red is too bright, blue too dark.")
+    if evaluation.about_pictures:
+        yield Sentence(evaluation.about_pictures)
     size = evaluation.reference.voxel_size_nm
     voxel = size or (1.0, 1.0, 1.0)
     for axis, box, images, errors in _planes(evaluation):
-        yield Note(f"Slice {box} (z, y, x):")
+        yield Sentence(f"Slice {box} (z, y, x):")
         sides = frames.sides_of(box.shape, voxel, axis)
         for panel in [*images, *errors]:
             file = frames.drawn(panel.pixels, sides, min(voxel), is_known=size is not None)
@@ -71,25 +68,14 @@ def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
 def _planes(evaluation: Evaluation) -> Iterator[Plane]:
     """Yield the middle slices of an output and of what it is compared with."""
     for title, axis in PLANES.items():
-        box = _slice(evaluation.box, axis)
+        box = _middle_slice(evaluation.box, axis)
         names = [name for name in SHOWN if name in evaluation.candidates]
         slices = {name: evaluation.voxels(name, box).squeeze(axis) for name in names}
-        truth = slices["reference"] = evaluation.read_a(box)[0].squeeze(axis)
-        if evaluation.kind != "image":
-            if evaluation.fingerprint:  # skeletons in files are no volume
-                del slices["reference"]
-            images = [Panel(f"{title} {name}", coloured(labels)) for name, labels in slices.items()]
-            yield axis, box, images, []
-            continue
-        limits = display_range(truth)
-        errors = [slices[name].astype(np.float64) - truth for name in names]
-        largest = max(float(np.percentile(np.abs(error), 99)) for error in errors) or 1.0
-        images = [Panel(f"{title} {name}", grey(data, limits)) for name, data in slices.items()]
-        full = f"error, {largest:.3g} is full"
-        yield axis, box, images, [Panel(full, diverge(error, largest)) for error in errors]
+        slices["reference"] = evaluation.read_a(box)[0].squeeze(axis)
+        yield axis, box, *evaluation.panels(slices, title)
 
 
-def _slice(box: Box, across: int) -> Box:
+def _middle_slice(box: Box, across: int) -> Box:
     """Return the middle slice of `box` across an axis, of up to EDGE voxels along the others."""
     shape = tuple(1 if axis == across else min(EDGE, n) for axis, n in enumerate(box.shape))
     start = tuple(a + (n - m) // 2 for a, n, m in zip(box.start, box.shape, shape, strict=True))
@@ -99,7 +85,7 @@ def _slice(box: Box, across: int) -> Box:
 # ---- boxes that differ most
 
 
-def worst_drafts(comparison: Comparison, differences: Differences, most: int, name: str = "") -> Iterator[Draft]:
+def worst_drafts(comparison: ComparisonPlan, differences: Differences, most: int, name: str = "") -> Iterator[Draft]:
     """Yield the pictures of up to `most` boxes of outputs that are called `name`, still to be made."""
     for worst in differences.worst[:most]:
         title = f"{name}box {worst.box}"
@@ -107,7 +93,7 @@ def worst_drafts(comparison: Comparison, differences: Differences, most: int, na
         yield Draft(title, make, "Boxes that differ most")
 
 
-def _worst_items(title: str, comparison: Comparison, box: Box, pairs: Pairs | None) -> list[Item]:
+def _worst_items(title: str, comparison: ComparisonPlan, box: Box, pairs: Pairs | None) -> list[Item]:
     """Return the picture of the slice of a box that differs most: the input, A, B and their difference."""
     a, b = (read_block(volume, box) for volume in (comparison.a, comparison.b))
     if pairs is None:
@@ -118,9 +104,9 @@ def _worst_items(title: str, comparison: Comparison, box: Box, pairs: Pairs | No
         amount = change = unmatched(a.astype(np.uint64), b.astype(np.uint64), pairs)
     channel, at = divmod(int(amount.sum(axis=(2, 3)).argmax()), amount.shape[1])
     one, other, changed = a[channel, at], b[channel, at], change[channel, at]
-    images = _of_images(one, other, changed) if pairs is None else _of_labels(one, other, changed, pairs)
+    images = _image_panels(one, other, changed) if pairs is None else _label_panels(one, other, changed, pairs)
     (z, *start), (_, *stop) = box.start, box.stop
-    source, remark = _input(comparison, Box((z + at, *start), (z + at + 1, *stop)), one.shape)
+    source, remark = _input_panels(comparison, Box((z + at, *start), (z + at + 1, *stop)), one.shape)
     of = f", channel {channel}" if comparison.a.num_channels > 1 else ""
     place = f"xy at z {z + at}, y,x {Box(tuple(start), tuple(stop))}{of}"
     caption = f"{place}: the slice of the box that differs most{remark}"
@@ -135,7 +121,7 @@ def _squares(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> np.ndarray:
     return result
 
 
-def _of_images(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> list[Panel]:
+def _image_panels(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> list[Panel]:
     limits, full = display_range(a, b), display_change(change)
     return [
         Panel(f"A, {limits[0]:.4g} to {limits[1]:.4g}", shaded(a[None], limits)),
@@ -144,7 +130,7 @@ def _of_images(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> list[Panel]:
     ]
 
 
-def _of_labels(a: np.ndarray, b: np.ndarray, is_other: np.ndarray, pairs: Pairs) -> list[Panel]:
+def _label_panels(a: np.ndarray, b: np.ndarray, is_other: np.ndarray, pairs: Pairs) -> list[Panel]:
     """Return labels (y, x) in colours, those of B in the colours of their matches; and where they are none."""
     numbers, place = np.unique(b.astype(np.uint64), return_inverse=True)
     matches = dict(zip(pairs[1].tolist(), pairs[0].tolist(), strict=True))
@@ -160,13 +146,13 @@ def _of_labels(a: np.ndarray, b: np.ndarray, is_other: np.ndarray, pairs: Pairs)
     ]
 
 
-def _input(comparison: Comparison, box: Box, shape: tuple[int, ...]) -> tuple[list[Panel], str]:
+def _input_panels(comparison: ComparisonPlan, box: Box, shape: tuple[int, ...]) -> tuple[list[Panel], str]:
     """Return the slice of the input that both outputs have, and "", or none and why."""
     last = shared_input(comparison.made_a, comparison.made_b)
     if last is None:
         return [], "; what both were made of is not known"
-    for making in comparison.made_a[: last + 1]:
-        box = making.input_box(box)
+    for provenance in comparison.made_a[: last + 1]:
+        box = provenance.input_box(box)
     try:
         source = comparison.made_a[last].open_input()
         data = read_block(source, box & Box.from_shape(source.spatial_shape))[:1, 0]

@@ -6,7 +6,7 @@ Not here: the work (driver), sentences and tables (lines), pictures (pictures), 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ import volpipe
 from volpipe.blockwise.failures import last_line
 from volpipe.estimation.estimate import StageTimes
 from volpipe.evaluation import lines
-from volpipe.evaluation.compare import Comparison, Differences
-from volpipe.evaluation.evaluate import Evaluation, Scores
-from volpipe.evaluation.label_scores import LabelScores
+from volpipe.evaluation.compare import ComparisonPlan
+from volpipe.evaluation.differences import Differences
+from volpipe.evaluation.evaluate import evaluation_of
+from volpipe.evaluation.evaluation import SUMS, Evaluation
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.origins import differing
 from volpipe.evaluation.pictures import draw, worst_drafts
-from volpipe.reporting.page import Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
+from volpipe.evaluation.score import Scores
+from volpipe.reporting.page import Draft, FactTable, Item, Page, PageSection, Sentence, Sheet, sections_of
 from volpipe.reporting.render import render
 from volpipe.runs.pages import Parts
 from volpipe.runs.report import WorkReport
@@ -63,46 +65,48 @@ class EvaluationResult(WorkReport):
 
     Attributes:
         plan: the evaluation: volumes and box that were compared.
-        scores: of labels; or of an image and of interpolations of its input, by name. None where blocks are missing.
+        by_candidate: the scores of the output, and of an image those of interpolations of its input, by name; None
+            where blocks are missing.
     """
 
     plan: Evaluation
-    scores: Scores | None = None
+    by_candidate: dict[str, Scores] | None = None
+
+    @property
+    def scores(self) -> Scores | dict[str, Scores] | None:
+        """Of labels; or of an image and of interpolations of its input, by name. None where blocks are missing."""
+        return None if self.by_candidate is None else self.plan.result(self.by_candidate)
 
     @property
     def notes(self) -> list[str]:
         """What a user should know of the volumes and their labels, in sentences."""
-        return [*self.plan.notes, *([] if self.scores is None else self.plan.label_notes(self.scores))]
+        return [*self.plan.notes, *([] if self.by_candidate is None else self.plan.label_notes(self.by_candidate))]
 
     def closing_lines(self, planned: StageTimes | None = None) -> list[str]:
         """Return which volume is judged by which."""
-        true = self.plan.skeletons if self.plan.fingerprint else self.plan.reference
-        return [f"output     {self.plan.output}", f"reference  {true}"]
+        return [f"output     {self.plan.output}", f"reference  {self.plan.truth}"]
 
     @property
     def closing_sheets(self) -> list[Sheet]:
         """The scores of each candidate, the best PSNR first, or of labels."""
-        return [] if self.scores is None else lines.score_sheets(self.scores, self.plan.output)
+        return [] if self.by_candidate is None else self.plan.sheets(self.by_candidate)
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
-        values = {} if self.scores is None or isinstance(self.scores, dict) else asdict(self.scores)
-        numbers = {name: n for name, n in values.items() if isinstance(n, int | float)}
+        numbers = {} if self.by_candidate is None else self.plan.numbers(self.by_candidate)
         texts = {name.replace("_", " "): f"{n:,}" if isinstance(n, int) else f"{n:.4f}" for name, n in numbers.items()}
-        truth = self.plan.skeletons if self.plan.fingerprint else self.plan.reference
-        return {"output": shown(self.plan.output), "reference": shown(truth), **texts, **super().facts()}
+        return {"output": shown(self.plan.output), "reference": shown(self.plan.truth), **texts, **super().facts()}
 
     def _repr_html_(self) -> str:
         """Return a table of images, the best PSNR first, or of neurons or classes, above how it ended."""
-        if self.scores is None or isinstance(self.scores, LabelScores):
-            return super()._repr_html_()
-        tables = (html_table(sheet.names, sheet.rows, caption=sheet.caption) for sheet in self.closing_sheets)
+        sheets = [] if self.by_candidate is None else self.plan.notebook_sheets(self.by_candidate)
+        tables = (html_table(sheet.names, sheet.rows, caption=sheet.caption) for sheet in sheets)
         return "".join(tables) + super()._repr_html_()
 
     def to_json(self) -> dict[str, object]:
         """Return the scores and their volumes as JSON values; infinite numbers are None."""
-        assert self.scores is not None
-        return self.plan.describe_scores(self.scores)
+        assert self.by_candidate is not None
+        return self.plan.describe_scores(self.by_candidate)
 
     def write_json(self, file: str | Path) -> None:
         """Write what `to_json` returns to `file`, whole or not at all; no other file than such a one is replaced.
@@ -131,7 +135,7 @@ class ComparisonResult(WorkReport, Filed):
         limits: that were given.
     """
 
-    plan: Comparison
+    plan: ComparisonPlan
     differences: Differences | None = None
     limits: tuple[Limit, ...] = ()
 
@@ -211,15 +215,17 @@ class ComparisonResult(WorkReport, Filed):
         """Return the page, with pictures of the boxes that differ most."""
         plan, line = self.plan, self.summary[0]
         facts = {"A": str(plan.a), "B": str(plan.b), "compared as": f"{plan.kind} ({plan.why})", "box": str(plan.box)}
-        warnings = _warnings([*map(VIOLATED.format, self.violations), *plan.notes])
+        warnings = _warning_notes([*map(VIOLATED.format, self.violations), *plan.notes])
         sections = [
-            Section("Comparison", [Facts("Outputs", {**facts, "result": self.summary}), *warnings, *self.sheets]),
-            Section("How they were made", [_made(self)]),
+            PageSection(
+                "Comparison", [FactTable("Outputs", {**facts, "result": self.summary}), *warnings, *self.sheets]
+            ),
+            PageSection("How they were made", [_made(self)]),
             *sections_of(self.pictures()),
         ]
         if self.missing:
             rows = [(str(part.box), last_line(part.reason)) for part in self.missing]
-            sections.append(Section("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
+            sections.append(PageSection("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
         state = "limit violated" if self.violations else "the same" if self.is_same else "they differ"
         state = state if self.is_complete else "not whole"
         return Page("Comparison of two outputs", state, sections, self.is_within, line)
@@ -286,20 +292,26 @@ class ComparisonRow:
 
 def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | None) -> Parts:  # Any: JSON
     """Return what the report says of an evaluation: what was compared, and the `tree` of its scores if it is there."""
-    facts = {key: str(value) for key, value in described.items() if value is not None}
-    scores, notes = ((tree or {}).get(key) for key in ("scores", "notes"))
-    items: list[Item] = [Note("There are no scores yet: they need all blocks.")]
-    if isinstance(scores, Mapping) and scores:
-        items = lines.stored_sheets(scores)
+    facts = {key: str(value) for key, value in described.items() if value is not None and key != SUMS}
+    notes = (tree or {}).get("notes")
+    items: list[Item] = [*stored_sheets(tree)] or [Sentence("There are no scores yet: they need all blocks.")]
     truth = described.get("reference") or described.get("skeletons")
     title = f"Scores of {Path(str(described.get('output', ''))).name}"
-    return Parts(title, f"The evaluation against {truth}.", facts, [*items, *_warnings(notes or ())])
+    return Parts(title, f"The evaluation against {truth}.", facts, [*items, *_warning_notes(notes or ())])
 
 
-def table_item(described: Mapping[str, Any] | None) -> Sheet | Note:  # Any: JSON
+def stored_sheets(tree: Mapping[str, Any] | None) -> list[Sheet]:  # Any: JSON
+    """Return the tables of scores that are stored as `describe_scores` gives them; none of another file."""
+    scores = (tree or {}).get("scores")
+    return (
+        evaluation_of((tree or {}).get("kind")).stored_sheets(scores) if isinstance(scores, Mapping) and scores else []
+    )
+
+
+def table_item(described: Mapping[str, Any] | None) -> Sheet | Sentence:  # Any: JSON
     """Return the first rows of the table that is `described`, or that there is none yet."""
     if not described:
-        return Note("There is no table yet: it needs all blocks.")
+        return Sentence("There is no table yet: it needs all blocks.")
     return Sheet(table_line(described), described["columns"], described["first_rows"], "The first rows.")
 
 
@@ -321,11 +333,11 @@ def page_of_many(
         most: outputs with a picture.
     """
     alone = {f"in {name} only": list(names) for name, names in zip("AB", only, strict=True) if names}
-    facts = Facts("Batches", {"A": places[0], "B": places[1], **alone})
-    sections = [Section("Comparison", [facts, *_warnings(map(VIOLATED.format, violations)), row_sheet(rows)])]
+    facts = FactTable("Batches", {"A": places[0], "B": places[1], **alone})
+    sections = [PageSection("Comparison", [facts, *_warning_notes(map(VIOLATED.format, violations)), row_sheet(rows)])]
     compared = [(row.name, row.result) for row in rows if row.result is not None and row.rank]
     for name, result in compared[:1]:
-        sections.append(Section("How they were made", [_made(result), Note(f"This is of {name}.")]))
+        sections.append(PageSection("How they were made", [_made(result), Sentence(f"This is of {name}.")]))
     differing = [(name, result) for name, result in compared if not result.is_same]
     sections += sections_of(draft for name, result in differing[:most] for draft in result.pictures(1, f"{name}, "))
     num_open = sum(not row.is_complete for row in rows)
@@ -340,12 +352,12 @@ def row_sheet(rows: Sequence[ComparisonRow]) -> Sheet:
     return Sheet("Outputs, those that differ most first", lines.ROW_COLUMNS, [row.line for row in rows])
 
 
-def _warnings(sentences: Iterable[str]) -> list[Item]:
-    return [Note(sentence, "warning") for sentence in sentences]
+def _warning_notes(sentences: Iterable[str]) -> list[Item]:
+    return [Sentence(sentence, "warning") for sentence in sentences]
 
 
 def _made(result: ComparisonResult) -> Item:
     """Return what was done otherwise, or a sentence where nothing was."""
     is_known = result.plan.made_a and result.plan.made_b
     alike = "Both were made alike: by the same recipe, net, weights and versions."
-    return result.made or Note(alike if is_known else "Neither says how it was made.")
+    return result.made or Sentence(alike if is_known else "Neither says how it was made.")

@@ -22,14 +22,18 @@ connected and lie inside, each is one piece, and all numbers are those of funlib
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from volpipe.errors import PlanError
+from volpipe.evaluation.score import SKELETONS, Score, Total, Values
 from volpipe.evaluation.skeletons import Skeletons
+from volpipe.evaluation.texts import part_sheet, share_line
 from volpipe.geometry.grid import Box, Grid
+from volpipe.reporting.page import Sheet
 from volpipe.segmentation.agglomerate import connected_components
 from volpipe.units import count
 from volpipe.volumes.places import Paired
@@ -43,6 +47,7 @@ UNPLACED = (
     "{} has no voxel size, so that nobody knows where nodes of skeletons lie, whose positions are in nm; give it one "
     "(`volpipe convert --voxel-size-nm …` makes a copy that has it)"
 )
+EDGE_KINDS = ("correct", "split", "merged", "omitted")
 FIELDS = ("names", "neurons", "voxels", "blocks", "edges", "lengths")
 
 
@@ -170,31 +175,21 @@ class NeuronScores:
 
 
 @dataclass(frozen=True)
-class SkeletonScores:
-    """Scores of a segmentation by skeletons; lengths in nm, NaN where there is no edge.
+class SkeletonTotal(Total):
+    """The label (nodes,), uint64, at each of the nodes of skeletons; 0 is background."""
 
-    Attributes:
-        erl, max_erl, nerl: expected run length, that of a perfect segmentation, and the first by the second.
-        length: of all edges.
-        correct, split, merged, omitted: numbers of edges.
-        mergers: labels that nodes of several neurons have.
-        neurons: each with a node inside, that with the most length off its expected run first.
+    nodes: Nodes
+    labels: np.ndarray
+
+
+def _run_lengths_of(total: SkeletonTotal) -> Values:
+    """Return the scores of a segmentation by skeletons; lengths in nm, NaN where there is no edge.
+
+    They are: the expected run length, that of a perfect segmentation, and the first by the second (erl, max_erl, nerl);
+    the length of all edges; numbers of edges (correct, split, merged, omitted); labels that nodes of several neurons
+    have (mergers); and each neuron with a node inside, that with the most length off its expected run first.
     """
-
-    erl: float
-    max_erl: float
-    nerl: float
-    length: float
-    correct: int
-    split: int
-    merged: int
-    omitted: int
-    mergers: int
-    neurons: tuple[NeuronScores, ...]
-
-
-def skeleton_scores(nodes: Nodes, labels: np.ndarray) -> SkeletonScores:
-    """Return the scores of `labels` (nodes,), uint64, at the nodes; 0 is background."""
+    nodes, labels = total.nodes, total.labels
     num, of_neuron = len(nodes.names), nodes.neurons[nodes.edges[:, 0]]
     pairs = np.unique(np.stack([labels, nodes.neurons.astype(np.uint64)])[:, labels != 0], axis=1)
     names, neurons_of_each = np.unique(pairs[0], return_counts=True)
@@ -211,9 +206,9 @@ def skeleton_scores(nodes: Nodes, labels: np.ndarray) -> SkeletonScores:
     neuron_of_run[runs] = of_neuron[correct]
     squares = np.bincount(neuron_of_run, run_lengths**2, num)
     lengths = np.bincount(of_neuron, nodes.lengths, num)
-    total = float(lengths.sum())
-    erl = float(squares.sum()) / total if total else math.nan
-    max_erl = float((np.bincount(piece, nodes.lengths) ** 2).sum()) / total if total else math.nan
+    length = float(lengths.sum())
+    erl = float(squares.sum()) / length if length else math.nan
+    max_erl = float((np.bincount(piece, nodes.lengths) ** 2).sum()) / length if length else math.nan
     kinds = np.stack([np.bincount(of_neuron[kind], minlength=num) for kind in (correct, split, merged, omitted)])
     expected = np.divide(squares, lengths, out=np.zeros(num), where=lengths > 0)
     known = np.unique(nodes.neurons)
@@ -221,5 +216,29 @@ def skeleton_scores(nodes: Nodes, labels: np.ndarray) -> SkeletonScores:
         NeuronScores(str(nodes.names[i]), float(lengths[i]), float(expected[i]), *kinds[:, i].tolist())
         for i in known[np.argsort((expected - lengths)[known], kind="stable")]
     )
-    nerl, (c, s, m, o) = erl / max_erl if total else math.nan, kinds.sum(axis=1).tolist()
-    return SkeletonScores(erl, max_erl, nerl, total, c, s, m, o, len(mergers), neurons)
+    nerl = erl / max_erl if length else math.nan
+    return {
+        "erl": erl, "max_erl": max_erl, "nerl": nerl, "length": length,
+        **dict(zip(EDGE_KINDS, kinds.sum(axis=1).tolist(), strict=True)),
+        "mergers": len(mergers), "neurons": neurons,
+    }  # fmt: skip
+
+
+def _run_length_cells(values: Values, volume: object) -> Mapping[str, str]:
+    num = sum(values[kind] for kind in EDGE_KINDS)
+    return {
+        "expected run length": f"{values['erl']:,.1f} nm, of at most {values['max_erl']:,.1f} nm",
+        "normalised (NERL)": f"{values['nerl']:.4f}",
+        **{f"{kind} edges": share_line(values[kind], num) for kind in EDGE_KINDS},
+        "merging objects": f"{values['mergers']:,} in several neurons",
+        "neurons": f"{len(values['neurons']):,}, of {values['length']:,.1f} nm together",
+    }
+
+
+def _run_length_tables(values: Values) -> list[Sheet]:
+    return part_sheet("Neurons", values.get("neurons") or ())
+
+
+RUN_LENGTH = Score(
+    "run_length", (SKELETONS,), _run_lengths_of, unit="nm", cells=_run_length_cells, tables=_run_length_tables
+)

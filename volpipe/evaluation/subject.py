@@ -6,6 +6,7 @@ holds more than a block of both, with a margin for SSIM and interpolation; a blo
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +20,15 @@ from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.task import work_each
 from volpipe.errors import PlanError
 from volpipe.evaluation.differences import PlainDifference
-from volpipe.evaluation.image_scores import CUBE, PlainSums
-from volpipe.evaluation.label_scores import PlainOverlaps, overlaps
+from volpipe.evaluation.label_scores import PlainOverlaps
+from volpipe.evaluation.shell_correlation import CUBE
 from volpipe.geometry.grid import Box, Grid, Index, Triple
 from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import Volume
 
 BLOCK = (2 * CUBE,) * 3  # voxels: whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
+FINGERPRINT = "reference_fingerprint"  # the key of what is known of a reference that others may change
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,14 @@ class BlockSums:
     """Sums of blocks by their numbers, as plain values.
 
     Attributes:
-        scores: of images, those of each candidate by its name.
+        scores: those of each candidate, by its name and those of the scores that took them.
         differences: of images, those of each channel.
         tables: of labels, the voxels that each pair of them has.
         nodes: the label at each node of the skeletons that lie there.
         rows: of measurements, columns by their names.
     """
 
-    scores: dict[int, dict[str, PlainSums]] = field(default_factory=dict)
+    scores: dict[int, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
     differences: dict[int, list[PlainDifference]] = field(default_factory=dict)
     tables: dict[int, PlainOverlaps] = field(default_factory=dict)
     nodes: dict[int, list[int]] = field(default_factory=dict)
@@ -69,25 +71,31 @@ class Subject(ABC):
         a, b: the volumes, which may be one.
         a_start: the voxel of B at which the first of A lies.
         box: the part, in voxels (z, y, x) of B.
-        kind: "image", "labels" of objects, whose numbers mean nothing, "classes", whose numbers do, or "skeletons" of
-            such objects; or "rows".
         data_range: of images, the greatest value less the least that there may be; None where nobody knows.
         block: voxels (z, y, x) that are read at once.
         notes: what a user should know of the volumes, in sentences.
+        kind: what is looked at, for its description: "image", "labels" of objects, whose numbers mean nothing,
+            "classes", whose numbers do, "skeletons" of such objects, or "rows".
         stage, mark: name of the stage, and of the file in the folder of the work that says what is looked at.
+        doing: what a progress bar says.
+        checks_labels: whether voxels are looked at before the first block: they must be labels, and no image.
+        other_stands_in: whether a forecast looks at one of both twice where the other is not there yet: zeros, which
+            stand in elsewhere, take no time in tables of labels.
     """
 
     a: Volume
     b: Volume
     box: Box
-    kind: str
     data_range: float | None
     block: Triple
     notes: tuple[str, ...] = field(default=(), compare=False)
     a_start: Index = (0, 0, 0)
+    kind: ClassVar[str]
     stage: ClassVar[str]
     mark: ClassVar[str]
     doing: ClassVar[str] = "comparing voxels"
+    checks_labels: ClassVar[bool] = False
+    other_stands_in: ClassVar[bool] = False
 
     @property
     def blocks(self) -> Grid:
@@ -111,6 +119,11 @@ class Subject(ABC):
         return ()
 
     @property
+    def needs_whole_inputs(self) -> bool:
+        """Whether no block can be looked at before all that is read is written."""
+        return self.checks_labels
+
+    @property
     def identity(self) -> str:
         """Everything that the results depend on, for times that are kept."""
         return str(self.describe())
@@ -131,20 +144,14 @@ class Subject(ABC):
         apart: dict[str, object] = {"reference_start": self.a_start} if any(self.a_start) else {}
         return {**places, **facts, **apart} | ({"incomplete": True} if is_incomplete else {})
 
+    def describe_work(self) -> dict[str, object]:
+        """Return what the folder of the work is known by, as read from its file: nothing that changes by itself."""
+        described: dict[str, object] = json.loads(json.dumps(self.describe() | self.describe_sums()))
+        return {key: value for key, value in described.items() if key != FINGERPRINT}
 
-class Pair(Subject):
-    """Two volumes of which B is judged by A: the output by the reference."""
-
-    @abstractmethod
-    def image_sums(self, block: int, session: str) -> BlockSums:
-        """Return the sums of a block of images; `session` is of the driver."""
-
-    def sums(self, block: int, session: str) -> BlockSums:
-        if self.kind == "image":
-            return self.image_sums(block, session)
-        box = self.own_box(block)
-        truth, labels = self.read_a(box, session)[0], read_block(self.b, box, session)[0]
-        return BlockSums(tables={block: overlaps(labels, truth).tolist()})
+    def describe_sums(self) -> dict[str, object]:
+        """Return what tells sums of blocks from those of another version, as JSON values."""
+        return {}
 
 
 def reduce_blocks(
@@ -167,7 +174,7 @@ def read_block(volume: Volume, box: Box, session: str = "") -> np.ndarray:
 
 def type_range(volume: Volume) -> float | None:
     """Return the greatest value less the least of whole numbers of 8 and 16 bits; other types say nothing of theirs."""
-    if volume.dtype.kind not in "iu" or volume.dtype.itemsize > 2:
+    if not np.issubdtype(volume.dtype, np.integer) or volume.dtype.itemsize > 2:
         return None
     return float(np.iinfo(volume.dtype).max) - float(np.iinfo(volume.dtype).min)
 

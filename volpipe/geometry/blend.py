@@ -65,7 +65,8 @@ def span(family: Family, lattice: Lattice, axis: int, index: int, scale: int = 1
     rounding.
     """
     start = lattice.start_along(axis, index)
-    low, high = (end * scale for end in _inside(lattice, axis, start))
+    # What of the window lies in the volume, counted from where it begins.
+    low, high = max(0, -start) * scale, min(lattice.window[axis], lattice.shape[axis] - start) * scale
     if family == "crop":
         first, stop = reach("crop", lattice, axis, index)
         first = max(low, (first - start) * scale)
@@ -77,11 +78,6 @@ def span(family: Family, lattice: Lattice, axis: int, index: int, scale: int = 1
         a, b = max(low, shift), min(high, shift + len(own))
         total[a - low : b - low] += own[a - shift : b - shift]
     return Span(low, (own[low:high] / total).astype(np.float32))
-
-
-def _inside(lattice: Lattice, axis: int, start: int) -> tuple[int, int]:
-    """Return which voxels of a window that begins at `start`, counted from there, lie in the volume."""
-    return max(0, -start), min(lattice.window[axis], lattice.shape[axis] - start)
 
 
 def reach(family: Family, lattice: Lattice, axis: int, index: int) -> tuple[int, int]:
@@ -99,7 +95,7 @@ def reach(family: Family, lattice: Lattice, axis: int, index: int) -> tuple[int,
 
 
 def _met(lattice: Lattice, axis: int, index: int) -> int:
-    """Return where window `index` takes over from the one before it, at the edge; the first and the end at faces."""
+    """Return the voxel at which cropped windows at the edge change from `index - 1` to `index`; or the face."""
     if index == 0:
         return lattice.start_along(axis, 0)
     before = lattice.start_along(axis, index - 1) + lattice.window[axis]
@@ -107,7 +103,7 @@ def _met(lattice: Lattice, axis: int, index: int) -> int:
 
 
 def windows_over(family: Family, lattice: Lattice, axis: int, start: int, stop: int) -> range:
-    """Return the windows along `axis` that add to a voxel of start..stop-1, which lie in the volume."""
+    """Return the windows along `axis` that add to any voxel from `start` to `stop`, which lie in the volume."""
     count = lattice.counts[axis]
     if lattice.placement == "lattice":
         before, after = support(lattice, family)

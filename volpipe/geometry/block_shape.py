@@ -76,45 +76,42 @@ class Sizes:
     @cached_property
     def counts(self) -> Triple:
         """Number of windows whose cores are as long as the region."""
-        return triple(-(-n // s) for n, s in zip(self._region.shape, self.stride, strict=True))
+        return triple(-(-n // s) for n, s in zip(self._region_box.shape, self.stride, strict=True))
 
     @cached_property
-    def _region(self) -> Box:
+    def _region_box(self) -> Box:
         return self.region or Box.from_shape(self.shape)
 
     @property
     def num_voxels(self) -> int:
         """Output voxels."""
-        return self._region.num_voxels * math.prod(self.scale)
+        return self._region_box.num_voxels * math.prod(self.scale)
 
     @cached_property
     def is_summed(self) -> bool:
         """Whether voxels of some shards come from several blocks: of blended windows, or of those at their faces."""
-        return self.is_blended or any(a % s for a, s in zip(self._region.start, self.stride, strict=True))
+        return self.is_blended or any(a % s for a, s in zip(self._region_box.start, self.stride, strict=True))
 
     def num_blocks(self, block: Triple) -> int:
-        """Return the number of blocks of that many windows."""
+        """Return the number of blocks of `block` windows."""
         return math.prod(-(-n // b) for n, b in zip(self.counts, block, strict=True))
 
     def bounds(self, axis: int, block: int) -> list[int]:
-        """Return the windows along `axis` with which blocks of so many begin, as `Lattice` has it, and the end."""
-        size, stride, (start, stop) = self.shape[axis], self.stride[axis], self._sides[axis]
+        """Return the first window along `axis` of each block of `block` windows, and the end of the last block."""
+        size, stride = self.shape[axis], self.stride[axis]
+        start, stop = self._region_box.start[axis], self._region_box.stop[axis]
         before = self.overlap[axis] // 2 if self.is_blended else 0
         after = self.overlap[axis] - before if self.is_blended else 0
         end = min(-(-size // stride), -(-(stop + before) // stride))
         later = -(-(start + before) // stride) + block
         return [max(0, (start - after) // stride), *range(later, end, block), end]
 
-    @cached_property
-    def _sides(self) -> list[tuple[int, int]]:
-        return list(zip(self._region.start, self._region.stop, strict=True))
-
     def num_filled(self, block: Triple) -> int:
-        """Return the number of blocks of that many windows that hold some."""
+        """Return the number of blocks of `block` windows that are not empty."""
         return math.prod(map(self.num_along, range(3), block))
 
     def num_along(self, axis: int, block: int) -> int:
-        """Return the number of these blocks along `axis`."""
+        """Return the number of blocks of `block` windows along `axis` that are not empty."""
         return len(self.bounds(axis, block)) - 1
 
     def core(self, block: Triple) -> Triple:
@@ -126,7 +123,7 @@ class Sizes:
         return slab_layers(block, self.stride, self.scale, None if self.is_summed else self.chunk)
 
     def slab_bytes(self, block: Triple) -> int:
-        """Return the bytes of a worker's slabs: what two see, a layer of chunks that is read, and what two make.
+        """Return the bytes of a worker's slabs: the input of two, a layer of chunks being read, and the output of two.
 
         Of sums, two bands of all layers that a slab reaches, and a layer of chunks that waits for the rest of them: of
         sums on their way to scratch, or of the output, while the next is added to it.
@@ -151,7 +148,7 @@ class Sizes:
         return self.slab_bytes(block) <= LARGEST_SLABS
 
     def fetches(self, axis: int, block: int) -> float:
-        """Return how often a chunk is needed along `axis` by blocks of so many windows, of those that any needs."""
+        """Return how many blocks of `block` windows need a chunk along `axis`, on average."""
         size, chunk, stride = self.shape[axis], self.input_chunk[axis], self.stride[axis]
         before, bounds = self.overlap[axis] // 2, self.bounds(axis, block)
         after = self.overlap[axis] - before
@@ -185,11 +182,11 @@ def choose_block(choice: Triple | str, sizes: Sizes, *, in_slabs: bool) -> Tripl
         if min(choice) < 1:
             raise PlanError(f"windows.block {choice} must be at least 1 on every axis")
         return choice
-    block = _small(sizes)
-    return _large(sizes, block) if in_slabs else block
+    block = _small_block(sizes)
+    return _large_block(sizes, block) if in_slabs else block
 
 
-def _small(sizes: Sizes) -> Triple:
+def _small_block(sizes: Sizes) -> Triple:
     """Return the windows of a block near BLOCK_TARGET output voxels, whole chunks where possible."""
 
     def fitted(target: list[int]) -> Triple:
@@ -205,9 +202,9 @@ def _small(sizes: Sizes) -> Triple:
 
     target = [BLOCK_TARGET] * 3
     while count(target) < ENOUGH_BLOCKS and max(target) > CHUNK_TARGET:
-        target = _changed(target, target.index(max(target)), 0.5)
+        target = _scaled_target(target, target.index(max(target)), 0.5)
     while min(target) < LARGEST_TARGET:
-        larger = _changed(target, max(axis for axis in range(3) if target[axis] == min(target)), 2)
+        larger = _scaled_target(target, max(axis for axis in range(3) if target[axis] == min(target)), 2)
         wasteful = reads(target) > LARGEST_READ and count(larger) >= ENOUGH_BLOCKS
         if not wasteful and count(target) <= MOST_BLOCKS:
             break
@@ -215,7 +212,7 @@ def _small(sizes: Sizes) -> Triple:
     return fitted(target)
 
 
-def _changed(target: list[int], axis: int, factor: float) -> list[int]:
+def _scaled_target(target: list[int], axis: int, factor: float) -> list[int]:
     return [int(t * factor) if i == axis else t for i, t in enumerate(target)]
 
 
@@ -229,8 +226,8 @@ def _axis_block(count: int, stride: int, scale: int, target: int) -> int:
     return min(range(1, most + 1), key=cost)
 
 
-def _large(sizes: Sizes, small: Triple) -> Triple:
-    """Return the windows of blocks of which each chunk of the volume is needed by few, and workers have enough.
+def _large_block(sizes: Sizes, small: Triple) -> Triple:
+    """Return the windows of blocks so large that few of them read a chunk, and small enough that workers have enough.
 
     Where there are no more than enough of the `small` ones, these.
     """
@@ -256,7 +253,7 @@ def _large(sizes: Sizes, small: Triple) -> Triple:
 
 
 def _lengths(sizes: Sizes, axis: int, small: int) -> list[int]:
-    """Return the windows along `axis` that a large block may have: whole chunks where `small` ones are, even parts."""
+    """Return how many windows a large block may have along `axis`: whole chunks if `small` is, or even parts."""
     step, count = sizes.stride[axis] * sizes.scale[axis], sizes.counts[axis]
     unit = CHUNK_TARGET // math.gcd(CHUNK_TARGET, step)
     unit = unit if small % unit == 0 else 1

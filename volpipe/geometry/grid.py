@@ -129,7 +129,7 @@ class Box:
 
     def along(self, axis: int, start: int, stop: int) -> Box:
         """Return the box with another start and stop on `axis`."""
-        return Box(_put(self.start, axis, start), _put(self.stop, axis, stop))
+        return Box(_with_entry(self.start, axis, start), _with_entry(self.stop, axis, stop))
 
     def cut(self, axis: int, step: int, origin: int) -> Iterator[Box]:
         """Yield the box in parts along `axis`, between places that lie whole steps from `origin`."""
@@ -214,7 +214,7 @@ class Grid:
         yield from map(self.number, cells(box, self.cell))
 
     def num_voxels_touching(self, box: Box) -> int:
-        """Return how many voxels the cells that share one with `box` have, were none clipped."""
+        """Return the voxels of all cells that touch `box`, as if no cell were clipped."""
         return math.prod((-(-b // c) - a // c) * c for a, b, c in zip(box.start, box.stop, self.cell, strict=True))
 
 
@@ -267,7 +267,7 @@ class Lattice:
             raise ValueError(f"unit {self.unit}, before {self.before}, after {self.after} make no lattice")
         if self.placement != "lattice" and any((*self.shift, *self.corner, *self.first)):
             raise ValueError(f"windows of placement {self.placement} have no shift, corner or first window")
-        starts = (at * b + s if at else 0 for at, b, s in zip(self._at, self.block, self.shift, strict=True))
+        starts = (at * b + s if at else 0 for at, b, s in zip(self._corner_block, self.block, self.shift, strict=True))
         early = zip(self.shift, self.stride, self.phase, strict=True)
         places = zip("zyx", self.shape, self.corner, self.first, starts, early, strict=True)
         for axis, n, c, first, start, (s, stride, phase) in places:
@@ -315,12 +315,12 @@ class Lattice:
 
     @property
     def seen(self) -> Shape:
-        """Voxels (z, y, x) of the volume that the net sees of a window."""
+        """Shape (z, y, x) of the voxels of the volume that a window sees."""
         sizes = zip(self.window, self.unit, self.before, self.after, strict=True)
         return tuple(w * u + b + a for w, u, b, a in sizes)
 
     def seen_along(self, axis: int, start: int, stop: int) -> tuple[int, int]:
-        """Return what windows see along `axis`, in voxels of the volume, that give voxels `start` to `stop` here."""
+        """Return the voxels of the volume along `axis` that windows see to give voxels `start` to `stop` here."""
         unit = self.unit[axis]
         return start * unit - self.before[axis], stop * unit + self.after[axis]
 
@@ -329,7 +329,7 @@ class Lattice:
         """Whether windows hold a constant outside the volume; else they show it mirrored."""
         return self.placement != "lattice" and not any((*self.before, *self.after))
 
-    def _seen(self, box: Box) -> Box:
+    def _seen_box(self, box: Box) -> Box:
         sides = [self.seen_along(axis, a, b) for axis, (a, b) in enumerate(zip(box.start, box.stop, strict=True))]
         return Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
 
@@ -340,21 +340,21 @@ class Lattice:
     @cached_property
     def blocks(self) -> Grid:
         """The blocks' cores as a grid, whose cells count from `phase` voxels before the volume."""
-        return Grid(tuple(n + p for n, p in zip(self.shape, self.phase, strict=True)), self._cell)
+        return Grid(tuple(n + p for n, p in zip(self.shape, self.phase, strict=True)), self._block_cell)
 
     @cached_property
     def phase(self) -> Shape:
         """Voxels by which the core of the first block would begin before the volume."""
-        return tuple(-c % size for c, size in zip(self.corner, self._cell, strict=True))
+        return tuple(-c % size for c, size in zip(self.corner, self._block_cell, strict=True))
 
     @cached_property
-    def _cell(self) -> Shape:
+    def _block_cell(self) -> Shape:
         return tuple(b * s for b, s in zip(self.block, self.stride, strict=True))
 
     @cached_property
-    def _at(self) -> Index:
+    def _corner_block(self) -> Index:
         """The place of the block at the corner."""
-        return tuple(-(-c // size) for c, size in zip(self.corner, self._cell, strict=True))
+        return tuple(-(-c // size) for c, size in zip(self.corner, self._block_cell, strict=True))
 
     def core_box(self, block: int) -> Box:
         """Return the voxels of the core of `block`."""
@@ -372,7 +372,7 @@ class Lattice:
         if self._starts:
             along = ((len(self.windows_along(axis, k)) for k in range(n)) for axis, n in enumerate(self.blocks.counts))
             return tuple(map(max, along))
-        sides = zip(self.block, self.shift, self._at, self.first, self.counts, strict=True)
+        sides = zip(self.block, self.shift, self._corner_block, self.first, self.counts, strict=True)
         return tuple(min(b + max(0, s, at * b + s - first), n) for b, s, at, first, n in sides)
 
     @cached_property
@@ -398,14 +398,14 @@ class Lattice:
     def block_along(self, axis: int, window: int) -> int:
         """Return the place along `axis` of the block that holds `window` of that axis."""
         if self._starts:
-            return max(0, self._starts[axis][window] // self._cell[axis])
+            return max(0, self._starts[axis][window] // self._block_cell[axis])
         block = max(0, (window - self.shift[axis]) // self.block[axis])
-        return max(block, self._at[axis]) if window >= self.first[axis] else block
+        return max(block, self._corner_block[axis]) if window >= self.first[axis] else block
 
     def _first_window(self, axis: int, block: int) -> int:
         if self._starts:
-            return bisect.bisect_left(self._starts[axis], block * self._cell[axis]) if block else 0
-        at, first = self._at[axis], self.first[axis]
+            return bisect.bisect_left(self._starts[axis], block * self._block_cell[axis]) if block else 0
+        at, first = self._corner_block[axis], self.first[axis]
         if block in (0, at):
             return first if block else 0
         later = min(max(0, block * self.block[axis] + self.shift[axis]), self.counts[axis])
@@ -423,15 +423,15 @@ class Lattice:
         return tuple(windows[p] for p, windows in zip(place, along, strict=True))
 
     def window_box(self, number: int) -> Box:
-        """Return what the net sees of window `number`; it reaches outside the volume at the faces."""
+        """Return the box that window `number` sees; it reaches outside the volume at the faces."""
         start = self.window_start(self.window_index(number))
-        return self._seen(Box(start, tuple(a + w for a, w in zip(start, self.window, strict=True))))
+        return self._seen_box(Box(start, tuple(a + w for a, w in zip(start, self.window, strict=True))))
 
     def input_box(self, block: int) -> Box:
-        """Return what the windows of `block` see, which holds some; it reaches outside the volume at the faces."""
+        """Return the box that the windows of `block`, of which there are some, see; it may leave the volume."""
         along = [self.windows_along(axis, k) for axis, k in enumerate(self.blocks.index(block))]
         start, last = (self.window_start(tuple(windows[i] for windows in along)) for i in (0, -1))
-        return self._seen(Box(start, tuple(a + w for a, w in zip(last, self.window, strict=True))))
+        return self._seen_box(Box(start, tuple(a + w for a, w in zip(last, self.window, strict=True))))
 
     def dense(self, position: int) -> int:
         """Return the window number at `position` in 0..num_windows-1, counting only windows that exist.
@@ -481,7 +481,7 @@ def _edge_starts(size: int, window: int, stride: int, *, even: bool) -> tuple[in
     return tuple(min(i * stride, last) for i in range(count))
 
 
-def _put(index: Index, axis: int, value: int) -> Index:
+def _with_entry(index: Index, axis: int, value: int) -> Index:
     return (*index[:axis], value, *index[axis + 1 :])
 
 

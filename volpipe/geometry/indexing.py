@@ -38,8 +38,9 @@ def bounds(index: Index, shape: tuple[int, ...]) -> Box:
 
 
 def pieces(along: range, length: int) -> dict[int, tuple[slice, slice]]:
-    """Return by the numbers of the chunks of `length` that the positions `along` an axis touch, the two places of what
-    they share: among the positions, and on the axis.
+    """Return the chunks of `length` that the positions `along` an axis touch, by their numbers.
+
+    Each has two slices of what it shares with the positions: one of the positions, and one of the axis.
     """
     places, at = {}, 0
     while at < len(along):
@@ -51,34 +52,31 @@ def pieces(along: range, length: int) -> dict[int, tuple[slice, slice]]:
 
 
 @dataclass(frozen=True)
-class Region:
-    """The positions of an array that are read: along each stored axis, by the numbers of the chunks that they touch.
-
-    Each has two places: that of what is read in the result, and in the array.
-    """
+class ChunkedIndex:
+    """An index of an array, cut by chunks: along each stored axis, the chunks that it touches, as `pieces` has them."""
 
     axes: tuple[dict[int, tuple[slice, slice]], ...]
     num_per_file: tuple[int, ...]  # chunks along each axis
 
     @classmethod
-    def of(cls, index: Index, shape: tuple[int, ...], chunks: tuple[int, ...], units: tuple[int, ...]) -> Region:
-        """Return the region of a plain `index` of an array, given the voxels of its chunks and of its files."""
+    def of(cls, index: Index, shape: tuple[int, ...], chunks: tuple[int, ...], units: tuple[int, ...]) -> ChunkedIndex:
+        """Return a plain `index` of an array of `shape`, cut by its chunks; `units` are the voxels of its files."""
         along = zip(ranges(index, shape), chunks, strict=True)
         num_per_file = tuple(unit // chunk for unit, chunk in zip(units, chunks, strict=True))
         return cls(tuple(pieces(positions, chunk) for positions, chunk in along), num_per_file)
 
     def units(self) -> list[tuple[int, ...]]:
-        """Return the files of the region, by their places in the grid of files."""
+        """Return the files that the index touches, by their places in the grid of files."""
         axes = zip(self.axes, self.num_per_file, strict=True)
         return list(itertools.product(*(dict.fromkeys(i // n for i in axis) for axis, n in axes)))
 
     def chunks_in(self, unit: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return the chunks of the region that are in the file at `unit`."""
+        """Return the chunks that the index touches in the file at `unit`."""
         axes = zip(self.axes, unit, self.num_per_file, strict=True)
         return list(itertools.product(*([i for i in axis if i // n == u] for axis, u, n in axes)))
 
     def places(self, chunk: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """Return where what is read of `chunk` lies in the result, and in the array."""
+        """Return two slices of what is read of `chunk`: of the result, and of the array."""
         both = [axis[i] for axis, i in zip(self.axes, chunk, strict=True)]
         return tuple(place for place, _ in both), tuple(place for _, place in both)
 

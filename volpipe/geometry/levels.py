@@ -44,8 +44,3 @@ def level_factors(
 def level_shape(shape: tuple[int, ...], factor: Triple) -> Triple:
     """Return the voxels (z, y, x) of the level that is coarser by `factor` than level 0 of `shape`."""
     return triple(-(-n // f) for n, f in zip(shape, factor, strict=True))
-
-
-def level_step(factors: tuple[Triple, ...], level: int) -> Triple:
-    """Return the factor (z, y, x) of `level` against the level before it."""
-    return triple(b // a for a, b in zip(factors[level - 1], factors[level], strict=True))

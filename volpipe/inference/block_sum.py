@@ -17,7 +17,7 @@ from volpipe.blockwise.malloc import mapped
 from volpipe.errors import NonfiniteError
 from volpipe.geometry.blend import importance, places_around, span
 from volpipe.geometry.grid import Box, Placement, Slab, Triple, triple, unravel
-from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
+from volpipe.inference.intensity import ALL_FINITE, Affine, ClippedVoxels, Nonfinite
 from volpipe.inference.output import finish
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Bus
@@ -73,7 +73,7 @@ class BlockSum:
     before: InitVar[BlockSum | None] = None
     _parts: tuple[BlockSum, ...] = field(default=(), init=False, repr=False)  # of several arrays; no other sum is held
     _total: torch.Tensor = field(init=False, repr=False)
-    _tally: Tally = field(default_factory=Tally)
+    _tally: ClippedVoxels = field(default_factory=ClippedVoxels)
     _flags: torch.Tensor | None = field(default=None, repr=False)  # NaN, infinite; on a CPU once there are any
     _sides: dict[tuple[int, int], _Side] = field(default_factory=dict, repr=False)
     _ready: torch.cuda.Event | None = field(default=None, repr=False)
@@ -106,9 +106,11 @@ class BlockSum:
         self._total = self._begun()
         if before is not None:
             left = self._reached & before._reached
-            self._in(left).copy_(before._in(left))
+            self._sum_in(left).copy_(before._sum_in(left))
             if before._flags is not None:
-                self._raise_flags()[:, :, *self._place(left)] = before._flags[:, :, *before._place(left)]
+                self._raise_flags()[:, :, *self._slices_in_sum(left)] = before._flags[
+                    :, :, *before._slices_in_sum(left)
+                ]
 
     def _of_array(self, selection: Selection, before: BlockSum | None) -> BlockSum:
         """Return the sum of one of several arrays, whose slabs have the same windows."""
@@ -149,10 +151,10 @@ class BlockSum:
         for own in plan.net.arrays:
             out = own.cut(out)
         places = unravel(number % plan.lattice.windows_per_block, plan.lattice.places)
-        sides = [self._side(axis, place) for axis, place in enumerate(places)]
+        sides = [self._side_of_window(axis, place) for axis, place in enumerate(places)]
         z, y, x = (side.place for side in sides)
         with torch.inference_mode():
-            part = self._finite(out[:, *(side.inner for side in sides)], (z, y, x))
+            part = self._flag_nonfinite(out[:, *(side.inner for side in sides)], (z, y, x))
             if plan.is_as_stored:
                 self._total[:, z, y, x] = part
             elif self.is_finished:
@@ -162,7 +164,7 @@ class BlockSum:
             else:
                 self._total[:, z, y, x] += self._weighted(part, sides, number)
 
-    def _side(self, axis: int, place: int) -> _Side:
+    def _side_of_window(self, axis: int, place: int) -> _Side:
         """Return where window `place` of the block along `axis` adds; a region of interest may cut through it."""
         if (axis, place) not in self._sides:
             plan, low = self.plan, self._reached.start[axis]
@@ -195,7 +197,7 @@ class BlockSum:
         weighted *= x
         return weighted
 
-    def _finite(self, part: torch.Tensor, place: tuple[slice, ...]) -> torch.Tensor:
+    def _flag_nonfinite(self, part: torch.Tensor, place: tuple[slice, ...]) -> torch.Tensor:
         """Return `part` (c, z, y, x), which belongs to `place`, for integers without NaN and infinity; flag these."""
         import torch
 
@@ -228,7 +230,7 @@ class BlockSum:
         """Flags (2, c, z, y, x) of the selected voxels of `box` that are NaN, and infinite; None if there are none."""
         if self._flags is None:
             return None
-        flags = self._flags[:, :, *self._place(self.box)]
+        flags = self._flags[:, :, *self._slices_in_sum(self.box)]
         if not self.bus.down(lambda: flags.any(), self._ready):
             return None
         mask = self.selection.mask(self.box)
@@ -265,7 +267,7 @@ class BlockSum:
     @property
     def clipped(self) -> int:
         """Voxels that were clipped to the type of the output so far."""
-        return self._count(self._tally)
+        return self._count_clipped(self._tally)
 
     def part(self, box: Box) -> np.ndarray:
         """Return the sum (c, z, y, x) in `box` of the output: float32, or as it will be stored where it is finished.
@@ -274,26 +276,26 @@ class BlockSum:
             NonfiniteError: as `check`.
         """
         self.check()
-        return self.bus.down(lambda: self._in(box), self._ready)
+        return self.bus.down(lambda: self._sum_in(box), self._ready)
 
-    def finished(self, box: Box, tally: Tally) -> np.ndarray:
+    def finished(self, box: Box, tally: ClippedVoxels) -> np.ndarray:
         """Return `box` of the output (c, z, y, x), to which no other block adds, as it will be stored.
 
         Raises:
             NonfiniteError: as `check`.
         """
         self.check()
-        data = self.bus.down(lambda: finish(self.plan, self.normalise, self._in(box), tally), self._ready)
-        self._count(tally)
+        data = self.bus.down(lambda: finish(self.plan, self.normalise, self._sum_in(box), tally), self._ready)
+        self._count_clipped(tally)
         return data
 
-    def _in(self, box: Box) -> torch.Tensor:
-        return self._total[:, *self._place(box)]
+    def _sum_in(self, box: Box) -> torch.Tensor:
+        return self._total[:, *self._slices_in_sum(box)]
 
-    def _place(self, box: Box) -> tuple[slice, ...]:
+    def _slices_in_sum(self, box: Box) -> tuple[slice, ...]:
         return box.relative_to(self._reached.start).slices
 
-    def _count(self, tally: Tally) -> int:
+    def _count_clipped(self, tally: ClippedVoxels) -> int:
         """Return the voxels of `tally`, with those that the device has counted."""
         if (elsewhere := tally.elsewhere) is not None:
             tally.clipped += int(self.bus.down(lambda: elsewhere, self._ready))

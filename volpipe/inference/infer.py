@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from volpipe.blockwise.notes import Reporter
 from volpipe.errors import NetError
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.reassemble import BlockWriter, Outcome
 from volpipe.inference.runner import Bus, Runner, load_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import Batch, SlabsOf, Voxels, WindowSource, ahead, batches
+from volpipe.inference.windows import SlabsOf, Voxels, WindowBatch, WindowSource, ahead, batches
 
 if TYPE_CHECKING:
     import torch
@@ -34,28 +35,25 @@ BATCHES_AHEAD, SLABS_AHEAD = 2, 0  # beside the next one
 def infer(
     selection: Selection,
     normalise: Affine,
-    tensors: Tensors,
+    tensors: ScratchTensors,
     source: WindowSource,
     blocks: Sequence[int],
-    *,
+    reporter: Reporter | None = None,
     before_write: Callable[[], None] = lambda: None,
-    on_windows: Callable[[int], None] = lambda num_windows: None,
-    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
     """Yield each of `blocks` once it is written, with its result or its error.
 
     In memory are the slab whose sum grows and those that are being written (`Plan.blocks_behind`); the voxels of those
-    after it are read meanwhile. A block is not written if `before_write` raises; `on_windows` is called with the number
-    of windows of each batch that was computed. Once `is_over`, no other block begins.
+    after it are read meanwhile. A block is not written if `before_write` raises. The `reporter` counts the windows that
+    are computed; once it is dismissed, no other block begins.
     """
     runner = load_runner(selection.plan)
     runner.check()
     num_behind = selection.plan.blocks_behind + runner.bus.is_gpu  # one more, in the GPU's memory: it need not wait
     with closing(source), BlockWriter(selection, tensors, source, before_write) as writer:
         for block, outcome in block_sums(
-            selection, normalise, runner, source, blocks,
-            on_windows=on_windows, given_up=writer.failed, is_over=is_over,
-        ):  # fmt: skip
+            selection, normalise, runner, source, blocks, given_up=writer.failed, reporter=reporter
+        ):
             yield from writer.written(0 if isinstance(outcome, Exception) else num_behind - 1)
             if isinstance(outcome, Exception):
                 writer.give_up(block)
@@ -75,18 +73,18 @@ def block_sums(
     blocks: Sequence[int],
     *,
     slabs_of: SlabsOf | None = None,
-    on_windows: Callable[[int], None] = lambda num_windows: None,
     given_up: Container[int] = (),
-    is_over: Callable[[], bool] = lambda: False,
+    reporter: Reporter | None = None,
 ) -> Iterator[tuple[int, BlockSum | Exception]]:
     """Yield each of `blocks` with the sum of each of its slabs once its last window is added, or with its first error.
 
     Slabs are all those of the selection, or as `slabs_of` returns them; those of blocks that are `given_up` meanwhile
-    are not computed. Once `is_over`, no other block begins.
+    are not computed. The `reporter` is as of `infer`.
 
     The voxels of the next one are on the device by then. On a GPU the sum may still be computed: whoever takes a part
     of it waits.
     """
+    reporter = reporter or Reporter()
     growing: BlockSum | None = None
     before: BlockSum | None = None  # the slab that was yielded last, where others of its block follow
     failed: int | None = None
@@ -96,7 +94,9 @@ def block_sums(
     for batch, voxels in ahead(lifted(incoming, runner.bus, as_stored=as_stored), depth):
         if batch.block == failed or batch.block in given_up:
             continue
-        if is_over() and not any(part is not None and part.block == batch.block for part in (growing, before)):
+        if reporter.is_dismissed and not any(
+            part is not None and part.block == batch.block for part in (growing, before)
+        ):
             return
         error = batch.error
         if batch.voxels is not None and voxels is not None:
@@ -110,14 +110,14 @@ def block_sums(
                     del rolling
                 for part in batch.parts(runner.batch):
                     with runner.computing():
-                        _add(growing, runner, part, voxels)
-                    on_windows(len(part.numbers))
+                        _add_windows(growing, runner, part, voxels)
+                    reporter.add(len(part.numbers))
             except Exception as raised:
                 error = runner.explain(raised)
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error
-        elif batch.ends_slab:
+        elif batch.numbers[-1] == batch.slab.numbers[-1]:
             assert growing is not None
             growing.close()
             before = None if batch.is_last else growing
@@ -125,7 +125,7 @@ def block_sums(
             growing = None
 
 
-def _add(growing: BlockSum, runner: Runner, batch: Batch, voxels: torch.Tensor) -> None:
+def _add_windows(growing: BlockSum, runner: Runner, batch: WindowBatch, voxels: torch.Tensor) -> None:
     """Add the windows of `batch`, which are cut from `voxels` on the device, to the sum of their block."""
     assert batch.voxels is not None
     plan = growing.plan
@@ -138,7 +138,7 @@ def _add(growing: BlockSum, runner: Runner, batch: Batch, voxels: torch.Tensor) 
 
 
 def _in_type(outs: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return what a net gave for voxels as they are stored in the type of the output, which holds all of its values.
+    """Return the net's output for voxels as they are stored, in the type of the plan's output, which holds all of it.
 
     Raises:
         NetError: it does not.
@@ -161,8 +161,10 @@ def _in_type(outs: torch.Tensor, plan: Plan) -> torch.Tensor:
     )
 
 
-def lifted(incoming: Iterable[Batch], bus: Bus, *, as_stored: bool) -> Iterator[tuple[Batch, torch.Tensor | None]]:
-    """Yield each batch with its voxels on the device of `bus`, to which an array goes once; None with an error.
+def lifted(
+    incoming: Iterable[WindowBatch], bus: Bus, *, as_stored: bool
+) -> Iterator[tuple[WindowBatch, torch.Tensor | None]]:
+    """Yield each batch with its voxels on the device of `bus`, None if it has an error; each array goes there once.
 
     Those that do not go through the net `as_stored` must fit float32.
     """

@@ -43,7 +43,7 @@ class Affine:
 
     @classmethod
     def of_channels(cls, maps: Sequence[Affine]) -> Affine:
-        """Return the map of several channels, each by its own of `maps`; of one channel that."""
+        """Return one map of several channels: that of channel i is `maps[i]`."""
         if len(maps) == 1:
             return maps[0]
         ends = tuple(pair for each in maps for pair in each.ends)
@@ -51,7 +51,7 @@ class Affine:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[float]]) -> Affine:
-        """Return the map that `rows` made."""
+        """Return the map whose `rows` these are."""
         shift, scale = (row[0] if len(row) == 1 else tuple(row) for row in rows[:2])
         return cls(shift, scale, tuple(zip(*rows[2:], strict=True)))
 
@@ -63,7 +63,7 @@ class Affine:
 
     @property
     def as_json(self) -> dict[str, object]:
-        """What an output says of it."""
+        """The map as the attributes of an output hold it."""
         return {"shift": self.shift, "scale": self.scale} | ({"ends": self.ends} if self.ends else {})
 
     def apply(self, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -99,8 +99,16 @@ class Affine:
         Raises:
             VolpipeError: with the largest.
         """
-        if (self.shift, self.scale) == (0.0, 1.0):
-            _check_fits(data)
+        is_identity, is_wide = (self.shift, self.scale) == (0.0, 1.0), data.dtype.itemsize > 2
+        if not (is_identity and is_wide and np.issubdtype(data.dtype, np.integer) and data.size):
+            return
+        largest = max(abs(int(data.min())), abs(int(data.max())))
+        if largest > LARGEST_WHOLE:
+            raise VolpipeError(
+                f"a voxel is {largest:,}; nets see float32, in which whole numbers above {LARGEST_WHOLE:,} are "
+                "rounded: labels as large cannot go through one (`volpipe convert` copies them); of an image give "
+                "normalise.low and high"
+            )
 
 
 def is_tensor(data: object) -> bool:
@@ -126,18 +134,6 @@ def constant(data: Array, value: float | tuple[float, ...]) -> Array:
     return number
 
 
-def _check_fits(data: np.ndarray) -> None:
-    """Refuse whole numbers that float32 would round."""
-    if data.dtype.kind in "iu" and data.dtype.itemsize > 2 and data.size:
-        largest = max(abs(int(data.min())), abs(int(data.max())))
-        if largest > LARGEST_WHOLE:
-            raise VolpipeError(
-                f"a voxel is {largest:,}; nets see float32, in which whole numbers above {LARGEST_WHOLE:,} are "
-                "rounded: labels as large cannot go through one (`volpipe convert` copies them); of an image give "
-                "normalise.low and high"
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Nonfinite:
     """Numbers of voxels that are NaN, and that are infinite."""
@@ -159,7 +155,7 @@ class Nonfinite:
 ALL_FINITE = Nonfinite()
 
 
-class Tally:
+class ClippedVoxels:
     """Number of voxels that were clipped to the range of the type that they were cast to."""
 
     def __init__(self) -> None:
@@ -176,7 +172,7 @@ class Tally:
             self.clipped += int(of.count_nonzero(rounded < low)) + int(of.count_nonzero(rounded > top))
 
 
-def to_dtype(data: Array, dtype: np.dtype, tally: Tally | None = None) -> Array:
+def to_dtype(data: Array, dtype: np.dtype, tally: ClippedVoxels | None = None) -> Array:
     """Return float32 `data` of any shape as `dtype`; integers are rounded half to even, then clipped to their range.
 
     `tally` counts the voxels that were clipped. Whoever has a tensor knows that it is finite: nobody looks here.
@@ -184,10 +180,16 @@ def to_dtype(data: Array, dtype: np.dtype, tally: Tally | None = None) -> Array:
     Raises:
         VolpipeError: a value of an array is not finite and `dtype` is an integer type, which has no word for it.
     """
-    if dtype.kind == "f":
+    if np.issubdtype(dtype, np.floating):
         return _typed(data, dtype)
     if not is_tensor(data):
-        _check_finite(np.asarray(data), dtype)
+        voxels = np.asarray(data)
+        num_bad = int(voxels.size - np.count_nonzero(np.isfinite(voxels)))
+        if num_bad:
+            raise VolpipeError(
+                f"{num_bad} of {voxels.size} output voxels are NaN or infinite and {dtype} cannot hold them; "
+                "mend the net, or set output.dtype to float32 to see them"
+            )
     info = np.iinfo(dtype)
     # float32 cannot hold the ends of 32- and 64-bit ranges: clip in float64, then once more as integers would wrap.
     exact = data if dtype.itemsize < 4 else _typed(data, np.dtype(np.float64))
@@ -200,15 +202,6 @@ def to_dtype(data: Array, dtype: np.dtype, tally: Tally | None = None) -> Array:
     return _typed(clipped, dtype)
 
 
-def _check_finite(data: np.ndarray, dtype: np.dtype) -> None:
-    num_bad = int(data.size - np.count_nonzero(np.isfinite(data)))
-    if num_bad:
-        raise VolpipeError(
-            f"{num_bad} of {data.size} output voxels are NaN or infinite and {dtype} cannot hold them; "
-            "mend the net, or set output.dtype to float32 to see them"
-        )
-
-
 def _typed(data: Array, dtype: np.dtype) -> Array:
     """Return `data` in the type `dtype`."""
     values: Any = data  # Any: an array or a tensor, which call it otherwise
@@ -218,4 +211,4 @@ def _typed(data: Array, dtype: np.dtype) -> Array:
 
 def unit_scale(dtype: np.dtype) -> float:
     """Return the stored value of probability 1: the largest of an integer type, 1 for floats."""
-    return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
+    return 1.0 if np.issubdtype(dtype, np.floating) else float(np.iinfo(dtype).max)

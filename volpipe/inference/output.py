@@ -20,14 +20,14 @@ from pydantic import ValidationError
 from volpipe.blockwise.malloc import mapped
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
-from volpipe.inference.intensity import Affine, Tally, constant, to_dtype, unit_scale
+from volpipe.inference.intensity import Affine, ClippedVoxels, constant, to_dtype, unit_scale
 from volpipe.inference.output_plan import OutputPlan, level_key
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import check_suffix, grow_array, locate, write_record
+from volpipe.volumes.formats.known import FORMATS, format_named
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, check_letters, reading_once
 from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
@@ -50,12 +50,14 @@ FOLDERS = {
     ".n5": ("n5",),
     ".precomputed": ("precomputed",),
 }  # formats of an output by its suffix
-COPIES = (".tif", ".tiff", ".h5", ".hdf5", ".mrc", ".npy")  # that `volpipe convert` writes
+COPIES = tuple(
+    suffix for each in FORMATS if each.writing is not None and each.writing.write_file for suffix in each.suffixes
+)  # that `volpipe convert` writes
 FILES = (
-    *COPIES, ".btf", ".tf8", ".hdf", ".he5", ".mrcs", ".map", ".rec", ".st", ".ali", ".npz", ".png", ".jpg", ".jpeg",
-    ".bmp", ".gif", ".webp", ".jp2", ".nii", ".gz", ".nrrd", ".nhdr", ".mha", ".mhd", ".raw", ".dm3", ".dm4", ".ims",
-    ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv", ".toml", ".json", ".txt", ".xml",
-    ".pdf", ".svg", ".py", ".pt", ".onnx", ".safetensors",
+    *(suffix for each in FORMATS if each.files is not None for suffix in each.suffixes), ".btf", ".tf8", ".he5",
+    ".mrcs", ".st", ".ali", ".npz", ".bmp", ".gif", ".webp", ".jp2", ".nii", ".gz", ".nrrd", ".nhdr", ".mha", ".mhd",
+    ".raw", ".dm3", ".dm4", ".ims", ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv",
+    ".toml", ".json", ".txt", ".xml", ".pdf", ".svg", ".py", ".pt", ".onnx", ".safetensors",
 )  # fmt: skip
 
 
@@ -135,7 +137,7 @@ def remove_leftovers(out: Location) -> list[Path]:
     return left
 
 
-def finish(plan: Plan, normalise: Affine, total: Array, tally: Tally | None = None) -> Array:
+def finish(plan: Plan, normalise: Affine, total: Array, tally: ClippedVoxels | None = None) -> Array:
     """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
     Numbers go through the recipe's activation first. Of classes, the largest channel's number is left, or the label of
@@ -230,7 +232,7 @@ def write_displays(plan: Plan) -> None:
     The sample is up to SHOWN_BOXES boxes of the coarsest level, most often all of it. With a mask or empty space its
     zeros do not count. Labels and formats other than OME-Zarr have no display ranges.
     """
-    if plan.is_labels or not plan.format.startswith("ome-zarr"):
+    if plan.is_labels or not format_named(plan.format).is_ome:
         return
     last = len(plan.factors) - 1
     grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
@@ -238,21 +240,23 @@ def write_displays(plan: Plan) -> None:
     boxes = [*read_each(plan, last, [grid.box(n) for n in sorted(map(int, numbers))])]
     names = plan.channel_names or [f"channel {i}" for i in range(plan.net.out_channels)]
     displays = tuple(
-        _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
+        _display_range(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
         for channel, name in enumerate(names)
     )
     with reading_once():
         create_multiscale(plan.out, dataclasses.replace(plan.multiscale, displays=displays), format=plan.format)
 
 
-def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
+def _display_range(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
     """Return the display range of a channel with these `values`: from one to the other of SHOWN_PERCENTILES."""
     dtype = values.dtype
-    if dtype.kind != "u" or dtype.itemsize > 2:  # of these differences of sorted values stay exact as they are
+    # Whose sorted values have differences that are exact as they are.
+    is_exact = np.issubdtype(dtype, np.unsignedinteger) and dtype.itemsize <= 2
+    if not is_exact:
         values = values[np.isfinite(values)].astype(np.float64)
     values = values[values != 0] if is_partial and values.any() else values
     low, start, end, high = np.percentile(values if values.size else [0.0], (0, *SHOWN_PERCENTILES, 100)).tolist()
-    if dtype.kind == "f":
+    if np.issubdtype(dtype, np.floating):
         low, start, end, high = (float(f"{value:.6g}") for value in (low, start, end, high))
         end = end if start < end else start + 1
         return Display(name, (min(low, start), max(high, end)), (start, end))
@@ -262,17 +266,17 @@ def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
 
 
 def check_output(plan: OutputPlan) -> None:
-    """Raise where precomputed cannot hold what `plan` will write, or cannot say where it lies.
+    """Raise where its format cannot hold what `plan` will write, or cannot say where it lies.
 
     Raises:
         PlanError: with what would do.
     """
-    if plan.format != "precomputed":
-        return
+    writing = format_named(plan.format).writing
+    assert writing is not None
     try:
         for level in range(len(plan.factors)):
-            precomputed.check_spec(plan.spec(level))
-        precomputed.check_place(plan.multiscale)
+            writing.check_spec(plan.spec(level))
+        writing.check_place(plan.multiscale)
     except VolumeError as error:
         raise PlanError(str(error)) from error
 
@@ -286,7 +290,8 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
     spec, group, spatial = plan.spec(level), plan.multiscale, slice(-3, None)
-    is_precomputed = plan.array_format == "precomputed"
+    is_ome = format_named(plan.format).is_ome
+    shards, codec = plan.folders.as_read(spec)
     is_placed = group.voxel_size_nm is not None  # else the metadata has no unit
     return Volume(
         path=str(absolute(plan.out).parent if plan.folder else absolute(plan.out)),
@@ -295,19 +300,19 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
         shape=spec.shape,
         dtype=spec.dtype,
         chunks=spec.chunks,
-        shards=precomputed.stored_shards(spec) if is_precomputed else spec.shards,
+        shards=shards,
         axes=spec.axes,
         voxel_size_nm=triple(group.scale(group.levels[level])[spatial]) if is_placed else None,
         origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
-        has_origin=is_placed or plan.array_format == "precomputed" or plan.format.startswith("ome-zarr"),
-        codec=spec.codec if spec.codec == "raw" or is_precomputed else f"{spec.codec} {spec.codec_level}",
+        has_origin=is_placed or is_ome,
+        codec=codec,
         levels=tuple(f"{plan.folder}/{entry.key}".lstrip("/") for entry in group.levels),
-        channel_names=plan.channel_names if plan.format.startswith("ome-zarr") else (),
+        channel_names=plan.channel_names if is_ome else (),
         is_planned=True,
     )
 
 
-def summed(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> np.ndarray:
+def summed(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: ClippedVoxels) -> np.ndarray:
     """Return the net's summed output `total` (c, z, y, x) in `box` of level 0, as it will be stored.
 
     A sum outside the selection may be partial, so that the checks of `finish` do not see it. `tally` counts the clipped
@@ -326,7 +331,7 @@ def selected(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
 def summed_layers(
     selection: Selection, box: Box, summed: Callable[[Box], np.ndarray]
 ) -> Iterator[tuple[Box, np.ndarray]]:
-    """Yield layers of `box` of level 0, the next ones of a shard, as they will be stored; `summed` returns parts so.
+    """Yield layers of `box` of level 0, as they will be stored; `summed` returns the voxels of a part of one.
 
     Of a large shard these parts are whole chunks of block tensors, which are read once, so that little is in memory.
     """
@@ -430,7 +435,7 @@ def close_shard(plan: OutputPlan, shard: int, file: ShardFile, level: int = 0) -
 def writing_shard(
     plan: OutputPlan, shard: int, layers: Iterable[tuple[Box, np.ndarray]], level: int = 0
 ) -> Callable[[], str]:
-    """Return what writes `shard` of `level`, and returns its checksums.
+    """Return a function that writes `shard` of `level`, and returns its checksums.
 
     Where it is not written layer by layer, its voxels are in memory by now.
     """

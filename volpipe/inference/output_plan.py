@@ -20,15 +20,15 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field
 from volpipe.errors import PlanError
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Grid, Triple, triple
-from volpipe.geometry.levels import FINEST, level_factors, level_shape, level_step
+from volpipe.geometry.levels import FINEST, level_factors, level_shape
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import differences
-from volpipe.volumes.formats.container import ARRAY_FORMATS
+from volpipe.volumes.formats.container import folders_of
+from volpipe.volumes.formats.format import ArrayFolders
 from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Resampling
-from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
 COMPARED = {"source", "net", "code_sha256", "out"}  # fields that explain why sizes differ
@@ -45,7 +45,7 @@ def levels_of(factors: Iterable[Triple]) -> tuple[Level, ...]:
     return tuple(Level(level_key(i), triple(float(f) for f in factor)) for i, factor in enumerate(factors))
 
 
-class Source(BaseModel):
+class SourceVolume(BaseModel):
     """The volume of a plan; shapes in voxels (z, y, x).
 
     `view` is the channel, time point, voxel size and origin that the recipe sets; the rest follows from it. `slices` is
@@ -67,19 +67,19 @@ class Source(BaseModel):
     resampling: Resampling | None = None
 
     @model_serializer(mode="wrap")
-    def _told(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Return all of it, without a resampling where there is none."""
+    def _as_stored(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Return the fields by their names; the resampling only where there is one."""
         tree: dict[str, object] = dump(self)
         return tree if self.resampling is not None else {k: value for k, value in tree.items() if k != "resampling"}
 
     @field_serializer("view")
-    def _chosen(self, view: View) -> dict[str, object]:
-        """Return the view as it is stored, which says of what is incomplete only where that is read."""
+    def _view_as_stored(self, view: View) -> dict[str, object]:
+        """Return the fields of the view; `incomplete` only where an incomplete volume is read."""
         tree = asdict(view)
         return tree if view.incomplete else {name: value for name, value in tree.items() if name != "incomplete"}
 
     @classmethod
-    def from_volume(cls, volume: Volume) -> Source:
+    def from_volume(cls, volume: Volume) -> SourceVolume:
         """Return the source that describes `volume`."""
         return cls(
             path=volume.path,
@@ -100,7 +100,7 @@ class Source(BaseModel):
         return self.opened().as_it_is
 
     def opened(self) -> Volume:
-        """Return the volume, as it is now; what of it is not written is not read."""
+        """Return the volume, as it is now; reading a chunk that is not written yet is an error."""
         return resampled(open_volume(self.path, self.key, view=self.view), self.resampling)
 
     def as_planned(self) -> Volume:
@@ -110,16 +110,13 @@ class Source(BaseModel):
         return resampled(volume.as_it_was(shape, np.dtype(dtype), self.slices), grid)
 
 
-STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
-
-
-def can_stream(array_format: str, num_channels: int, *, in_bucket: bool) -> bool:
+def can_stream(folders: ArrayFolders, num_channels: int, *, in_bucket: bool) -> bool:
     """Return whether shards can be written layer by layer.
 
     The chunks of a channel lie together in a shard, but those of a layer come together: of several channels they are
     put in order once all are there, which a file in a bucket cannot be.
     """
-    return array_format in STREAMED and not (in_bucket and num_channels > 1)
+    return folders.is_streamed and not (in_bucket and num_channels > 1)
 
 
 class OutputPlan(BaseModel, ABC):
@@ -137,7 +134,7 @@ class OutputPlan(BaseModel, ABC):
     SIZES: ClassVar[tuple[str, ...]] = ("block", "shard", "chunk", "factors")  # that an output keeps once it is begun
 
     recipe: Recipe | SegmentRecipe
-    source: Source
+    source: SourceVolume
     search_path: str
     out: str
     block: Triple
@@ -166,7 +163,7 @@ class OutputPlan(BaseModel, ABC):
     @property
     def can_stream(self) -> bool:
         """Whether shards can be written layer by layer."""
-        return can_stream(self.array_format, self.num_channels, in_bucket=self.is_in_bucket)
+        return can_stream(self.folders, self.num_channels, in_bucket=self.is_in_bucket)
 
     @property
     def is_layered(self) -> bool:
@@ -174,9 +171,24 @@ class OutputPlan(BaseModel, ABC):
         return self.can_stream and math.prod(self.shard) > SLAB_VOXELS
 
     @property
+    def folders(self) -> ArrayFolders:
+        """How the output's arrays lie in folders."""
+        return folders_of(self.format)
+
+    @property
     def array_format(self) -> str:
         """Format of the output's arrays."""
-        return ARRAY_FORMATS[self.format]
+        return self.folders.name
+
+    @property
+    def num_active(self) -> int:
+        """Number of blocks that are computed."""
+        return len(self.shards())
+
+    @property
+    def needs_scan(self) -> bool:
+        """Whether voxels decide what is computed, so that it is not known before they are read."""
+        return False
 
     def warnings(self) -> list[str]:
         """Return what a user should know before it is made, in sentences."""
@@ -252,9 +264,9 @@ class OutputPlan(BaseModel, ABC):
 
     def changes(self, new: Self) -> list[str]:
         """Return a line for each difference from `new`."""
-        before, after = (dict(_flat(plan.model_dump(include=COMPARED))) for plan in (self, new))
+        before, after = (dict(_plan_fields(plan.model_dump(include=COMPARED))) for plan in (self, new))
         own = [
-            f"{name}: {_short(value)} -> {_short(after.get(name))}{REASONS.get(name, '')}"
+            f"{name}: {_as_words(value)} -> {_as_words(after.get(name))}{REASONS.get(name, '')}"
             for name, value in before.items()
             if value != after.get(name) and name != IDENTITY
         ]
@@ -269,7 +281,7 @@ class OutputPlan(BaseModel, ABC):
         return self.model_validate({name: getattr(self, name) for name in type(self).model_fields} | fields)
 
     def as_begun(self, old: Self) -> Self:
-        """Return the plan with what an output keeps once it is begun, as `old` has it."""
+        """Return the plan with the sizes of the plan `old` by which its output was begun."""
         return self.changed(**{name: getattr(old, name) for name in self.SIZES})
 
     @property
@@ -288,7 +300,7 @@ class OutputPlan(BaseModel, ABC):
 
     def step(self, level: int) -> Triple:
         """Return by how much `level` is coarser than the level before it, per axis."""
-        return level_step(self.factors, level)
+        return triple(b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
 
     def shards(self, level: int = 0) -> Grid:
         """Return the shards of `level`: each is written by one task at once."""
@@ -301,26 +313,26 @@ class OutputPlan(BaseModel, ABC):
             return 2 + sum(array.num_folders for array in self.arrays)
         specs = [self.spec(level) for level in range(len(self.factors))]
         files = (Grid(spec.shape, spec.shards or spec.chunks).counts for spec in specs)
-        return 2 + sum(count_folders(self.array_format, counts) for counts in files)
+        return 2 + sum(self.folders.scheme.count_folders(counts) for counts in files)
 
     @cached_property
     def _shards(self) -> list[Grid]:
         return [Grid(self.level_shape(level), self.shard) for level in range(len(self.factors))]
 
 
-def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:  # Any: values of plans
-    """Yield the values of `tree`, those one level below with both names."""
+def _plan_fields(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:  # Any: values of plans
+    """Yield the names and values of `tree`; those of a table in it as TABLE.NAME."""
     for name, value in tree.items():
         if isinstance(value, dict) and not above:
-            yield from _flat(value, f"{name}.")
+            yield from _plan_fields(value, f"{name}.")
         else:
             yield above + name, value
 
 
-def _short(value: object) -> str:
+def _as_words(value: object) -> str:
     """Return a value of a plan as a sentence has it: a hash by its beginning, sizes as z × y × x."""
     if isinstance(value, str):
         return short_hash(value) if re.fullmatch("[0-9a-f]{64}", value) else value or "none"
     if isinstance(value, tuple):
-        return " × ".join(map(_short, value))
+        return " × ".join(map(_as_words, value))
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)

@@ -29,17 +29,17 @@ from volpipe.geometry.block_shape import (
 )
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, divisor_near, triple
 from volpipe.geometry.levels import FINEST
-from volpipe.inference.output_plan import IDENTITY, OutputPlan, Source, can_stream, levels_of
+from volpipe.inference.output_plan import IDENTITY, OutputPlan, SourceVolume, can_stream, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
-from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, losses
+from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, trims
 from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_net_defaults
 from volpipe.nets.files import code_hash
 from volpipe.nets.net_geometry import NetArray
 from volpipe.nets.tta import check_turns, with_forms
 from volpipe.recipes.inference import Auto, Precision, Recipe
-from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
-from volpipe.volumes.formats.precomputed import default_codec
+from volpipe.volumes.formats.container import folders_of
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage.paths import Location, locate
 from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
@@ -49,7 +49,7 @@ SUM_TYPE = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class NetSizes:
-    """What a recipe may leave open of how its net computes.
+    """Sizes and arithmetic of a net that a recipe may leave open.
 
     Attributes:
         window: (z, y, x), None for the net's own.
@@ -62,17 +62,34 @@ class NetSizes:
     block_voxels: int = LARGEST_VOXELS
 
 
-OWN_SIZES = NetSizes()
+@dataclass(frozen=True)
+class PlanNotes:
+    """What a user is to know of a plan, printed with it; "" and () for nothing.
+
+    Attributes:
+        volume: sentences on the volume.
+        fit: sentences on whether it suits the net.
+        mapping: the rule by which grey levels are mapped.
+        net, windows, precision: a sentence on how each was chosen.
+    """
+
+    volume: tuple[str, ...] = ()
+    fit: tuple[str, ...] = ()
+    mapping: str = ""
+    net: str = ""
+    windows: str = ""
+    precision: str = ""
+
+
+OWN_SIZES, NO_NOTES = NetSizes(), PlanNotes()
 T = TypeVar("T", bool, Precision)
 
 
 class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
-    `corner` is the voxel of the volume at which a block begins, so that shards of a region are cores of blocks.
-    `notes` for the user, on the volume, `volume_notes`, on whether it suits the net, `mapping`, the rule by which grey
-    levels are mapped, `net_note`, `sizes_note`, on the windows, and `precision_note` are printed with the plan, and not
-    stored.
+    `corner` is the voxel of the volume at which a block begins, so that shards of a region are cores of blocks. The
+    `notes` are not stored.
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
@@ -93,15 +110,10 @@ class Plan(OutputPlan):
     corner: Triple = (0, 0, 0)
     mask: Mask | None = None
     code_sha256: str = ""
-    notes: tuple[str, ...] = Field((), exclude=True, repr=False)
-    volume_notes: tuple[str, ...] = Field((), exclude=True, repr=False)
-    mapping: str = Field("", exclude=True, repr=False)
-    net_note: str = Field("", exclude=True, repr=False)
-    sizes_note: str = Field("", exclude=True, repr=False)
-    precision_note: str = Field("", exclude=True, repr=False)
+    notes: PlanNotes = Field(NO_NOTES, exclude=True, repr=False)
 
     def as_begun(self, old: Self) -> Self:
-        """Return the plan with what an output keeps once it is begun, as `old` has it, and the identity of its net."""
+        """Return the plan with the sizes, and the net's identity, of the plan `old` by which its output was begun."""
         return super().as_begun(old).changed(net=self.net.as_begun(old.net))
 
     def net_changes(self, new: Self) -> list[str]:
@@ -111,7 +123,7 @@ class Plan(OutputPlan):
 
     @property
     def sizes(self) -> NetSizes:
-        """What was taken where the recipe leaves it open."""
+        """The sizes that were taken where the recipe leaves them open."""
         return NetSizes(self.window, self.channels_last, self.precision)
 
     @property
@@ -135,16 +147,16 @@ class Plan(OutputPlan):
         """
         placement = self.recipe.windows.placement
         assert placement != "auto", "a plan's recipe leaves no placement open"
-        unit, (before_seen, after_seen) = self.net.shrink, losses(self.net)
-        lost = [b + a for b, a in zip(before_seen, after_seen, strict=True)]
+        unit, (trim_before, trim_after) = self.net.shrink, trims(self.net)
+        trim = [b + a for b, a in zip(trim_before, trim_after, strict=True)]
         window, overlap = (
-            triple((n - m) // u for n, m, u in zip(sizes, lost, unit, strict=True))
+            triple((n - m) // u for n, m, u in zip(sizes, trim, unit, strict=True))
             for sizes in (self.window, self.overlap)
         )
         plain = Lattice(
             triple(-(-n // u) for n, u in zip(self.source.shape, unit, strict=True)), window, overlap, self.block,
             corner=triple(c // u for c, u in zip(self.corner, unit, strict=True)),
-            unit=unit, before=before_seen, after=after_seen, placement=placement,
+            unit=unit, before=trim_before, after=trim_after, placement=placement,
         )  # fmt: skip
         if placement != "lattice":
             return plain
@@ -188,7 +200,7 @@ class Plan(OutputPlan):
     @cached_property
     def num_active(self) -> int:
         """Number of blocks that reach the region of interest; of these a mask may leave fewer."""
-        return math.prod(sum(a < b for a, b in self.reach_along(axis)) for axis in range(3))
+        return math.prod(sum(a < b for a, b in along) for along in self.reaches)
 
     @property
     def scale(self) -> Triple:
@@ -201,7 +213,7 @@ class Plan(OutputPlan):
     def warnings(self) -> list[str]:
         """Return what a user should know of net, mask and volume before it runs, in sentences."""
         mask = [] if self.mask is None or not self.mask.note else [f"mask {self.mask.path}: {self.mask.note}"]
-        return [*cautions(self.recipe, self.net), *mask, *self.volume_notes]
+        return [*cautions(self.recipe, self.net), *mask, *self.notes.fit]
 
     @property
     def dtype(self) -> np.dtype:
@@ -227,10 +239,10 @@ class Plan(OutputPlan):
         These have the same windows, and by number the same blocks, shards and levels; grid, channels and type of their
         voxels are their own.
         """
-        return self._parts or (self,)
+        return self._array_plans or (self,)
 
     @cached_property
-    def _parts(self) -> tuple[Plan, ...]:
+    def _array_plans(self) -> tuple[Plan, ...]:
         return () if len(self.net.arrays) < 2 else tuple(map(self._of_array, self.net.arrays))
 
     @property
@@ -278,9 +290,9 @@ class Plan(OutputPlan):
         if unknown := self.recipe.output.arrays.keys() - set(names):
             listed = ", ".join(names) or "one output alone, or all with net.output=all"
             raise PlanError(f"output.arrays.{min(unknown)}: net {self.net.label} gives {listed}")
-        if len(names) > 1 and self.format == "precomputed":
+        if len(names) > 1 and self.folders.is_one_volume:
             raise PlanError(
-                "net.output=all: precomputed holds one array; write OME-Zarr or N5, or name one output, such as "
+                f"net.output=all: {self.format} holds one array; write OME-Zarr or N5, or name one output, such as "
                 f"net.output={self.net.arrays[0].output}"
             )
         for array in self.net.arrays if len(names) > 1 else ():
@@ -293,7 +305,7 @@ class Plan(OutputPlan):
                         )
         for array, plan in zip(self.net.arrays, self.arrays, strict=False):
             _check_corner(self.roi_box, plan.net)
-            if plan._units != self._units:
+            if plan._shared_layout != self._shared_layout:
                 raise PlanError(
                     f"output {array.output} of net {self.net.label} is {list(array.coarser)} times coarser than the "
                     "finest (z, y, x), and windows do not begin with its voxels: set windows.placement=lattice, or "
@@ -302,8 +314,8 @@ class Plan(OutputPlan):
         return self
 
     @property
-    def _units(self) -> tuple[object, ...]:
-        """What arrays that share windows must have alike: where these lie, and which blocks make which shards."""
+    def _shared_layout(self) -> tuple[object, ...]:
+        """The layout that arrays must share: places of windows, and the blocks that make each shard."""
         lattice = self.lattice
         ends = [[lattice.start_along(i, k) * lattice.unit[i] for k in (0, lattice.counts[i] - 1)] for i in range(3)]
         shards = [self.shards(level).counts for level in range(len(self.factors))]
@@ -346,43 +358,40 @@ class Plan(OutputPlan):
     def spec(self, level: int) -> ArraySpec:
         """Return the array of `level`."""
         choice = self.recipe.output
+        codec: str = choice.codec
+        if codec == "auto":
+            writing = format_named(self.format).writing
+            assert writing is not None
+            codec = writing.default_codec(self.dtype, is_labels=self.is_labels)
         channels = (self.num_channels,) if self.num_channels > 1 else ()
         return ArraySpec(
             shape=(*channels, *self.level_shape(level)),
             dtype=self.dtype,
-            chunks=(*chunk_channels(self.array_format, channels), *self.chunk),
-            shards=(*channels, *self.shard) if self.array_format in SHARDED else None,
+            chunks=(*self.folders.channel_chunk(channels), *self.chunk),
+            shards=(*channels, *self.shard) if self.folders.is_sharded else None,
             axes=self.multiscale.axes,
-            codec=choice.codec if choice.codec != "auto" else self._codec,
+            codec=codec,
             codec_level=choice.codec_level,
         )
 
-    @property
-    def _codec(self) -> str:
-        """Codec of an output for which the recipe names none."""
-        if self.array_format == "precomputed":
-            return default_codec(self.dtype, is_labels=self.is_labels)
-        return "gzip" if self.array_format == "n5" else "zstd"
-
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
-        reach = [self._reaches[axis][k] for axis, k in enumerate(self.blocks.index(block))]
+        reach = [self.reaches[axis][k] for axis, k in enumerate(self.blocks.index(block))]
         box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach))
         return self.in_output(box)
 
     def sole_box(self, block: int) -> Box:
         """Return the output voxels that no block but `block` adds to; not all of them where they make no box."""
-        sides = [self._sole(axis, k) for axis, k in enumerate(self.blocks.index(block))]
+        sides = []
+        for axis, k in enumerate(self.blocks.index(block)):
+            start, stop = self._block_reach(axis, k)
+            if k > 0:
+                start = max(start, self._block_reach(axis, k - 1)[1])
+            if k + 1 < self.blocks.counts[axis] and self.lattice.windows_along(axis, k + 1):
+                stop = min(stop, self._block_reach(axis, k + 1)[0])
+            sides.append((start, max(start, stop)))
         box = Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
         return self.in_output(box)
-
-    def _sole(self, axis: int, block: int) -> tuple[int, int]:
-        start, stop = self._reach(axis, block)
-        if block > 0:
-            start = max(start, self._reach(axis, block - 1)[1])
-        if block + 1 < self.blocks.counts[axis] and self.lattice.windows_along(axis, block + 1):
-            stop = min(stop, self._reach(axis, block + 1)[0])
-        return start, max(start, stop)
 
     @cached_property
     def is_as_stored(self) -> bool:
@@ -393,7 +402,7 @@ class Plan(OutputPlan):
         keeps_integers = (
             self.net.integers
             and self.intensity == "same"
-            and np.dtype(self.source.dtype).kind in "iu"
+            and np.issubdtype(self.source.dtype, np.integer)
             and self.out_dtype == self.source.dtype
         )
         return (
@@ -446,30 +455,21 @@ class Plan(OutputPlan):
         channels, dtype = (self.net.out_channels, self.sum_dtype) if self.is_summed else (self.num_channels, self.dtype)
         return math.prod(self.sum_shape) * channels * dtype.itemsize
 
-    def reach_along(self, axis: int) -> list[tuple[int, int]]:
-        """Return the voxels of the lattice, clipped to the region, that the sums of each block along `axis` reach."""
-        return self._reaches[axis]
-
     @cached_property
-    def _reaches(self) -> list[list[tuple[int, int]]]:
-        return [[self._reach(axis, k) for k in range(num)] for axis, num in enumerate(self.blocks.counts)]
+    def reaches(self) -> list[list[tuple[int, int]]]:
+        """The voxels of the lattice, clipped to the region, that the sums of each block reach, by axis."""
+        return [[self._block_reach(axis, k) for k in range(num)] for axis, num in enumerate(self.blocks.counts)]
 
-    def _reach(self, axis: int, block: int) -> tuple[int, int]:
+    def _block_reach(self, axis: int, block: int) -> tuple[int, int]:
         windows = self.lattice.windows_along(axis, block)
         first, last = self.region.start[axis], self.region.stop[axis]
-        begin, end = self._added(axis, windows) if windows else (self._none_from(axis, block),) * 2
+        # One without windows adds nothing: it would begin where the block before it, or the volume, ends.
+        begin = end = self.lattice.shape[axis] if block else 0
+        if windows:
+            begin, _ = reach(self.blend, self.lattice, axis, windows[0])
+            _, end = reach(self.blend, self.lattice, axis, windows[-1])
         start = min(max(begin, first), last)
         return start, max(start, min(end, last))
-
-    def _added(self, axis: int, windows: range) -> tuple[int, int]:
-        """Return the voxels of the lattice along `axis` to which `windows` add."""
-        return (
-            reach(self.blend, self.lattice, axis, windows[0])[0], reach(self.blend, self.lattice, axis, windows[-1])[1]
-        )  # fmt: skip
-
-    def _none_from(self, axis: int, block: int) -> int:
-        """Return where a block without windows would begin to add: where the one before it, or the volume, ends."""
-        return self.lattice.shape[axis] if block else 0
 
     def blocks_of_shard(self, shard: int) -> tuple[int, ...]:
         """Return the blocks, ascending, whose sums make `shard` of level 0."""
@@ -491,7 +491,7 @@ class Plan(OutputPlan):
 
     def is_direct(self, shard: int) -> bool:
         """Return whether one block alone determines `shard`, and so writes it itself."""
-        return all(direct[i] for direct, i in zip(self._direct, self.shards().index(shard), strict=True))
+        return all(direct[i] for direct, i in zip(self.direct, self.shards().index(shard), strict=True))
 
     def shards_of_block(self, block: int) -> tuple[int, ...]:
         """Return the shards of level 0, ascending, that the sum of `block` reaches."""
@@ -500,15 +500,12 @@ class Plan(OutputPlan):
     @cached_property
     def num_sums(self) -> int:
         """Number of shards that are added from several blocks' sums; zero when every shard is direct."""
-        return len(self.shards()) - math.prod(map(sum, self._direct))
+        return len(self.shards()) - math.prod(map(sum, self.direct))
 
     @cached_property
-    def _direct(self) -> tuple[list[bool], ...]:
-        return tuple(map(self.direct_along, range(3)))
-
-    def direct_along(self, axis: int) -> list[bool]:
-        """Return which places along `axis` have shards that one block determines, as far as this axis goes."""
-        return [len(blocks) == 1 for blocks in self._blocks_along[axis]]
+    def direct(self) -> tuple[list[bool], ...]:
+        """By axis, for each place: whether a single block along that axis reaches the shards there."""
+        return tuple([len(blocks) == 1 for blocks in along] for along in self._blocks_along)
 
     @cached_property
     def sum_chunk(self) -> Triple:
@@ -523,7 +520,14 @@ class Plan(OutputPlan):
         part is a file of its own, which goes as soon as it has been used.
         """
         core = tuple(c * s for c, s in zip(self.blocks.cell, self.net.scale, strict=True))
-        (cz, cy, cx), (ez, ey, ex) = core, (c + b for c, b in zip(core, self._beyond, strict=True))
+        # Output voxels past the core that a sum reaches at most, in whole chunks.
+        lattice, (_, after) = self.lattice, support(self.lattice, self.blend)
+        reach = (s * t + a + p for s, t, a, p in zip(lattice.shift, lattice.stride, after, lattice.phase, strict=True))
+        most = reach if lattice.placement == "lattice" else lattice.window
+        rest = (max(0, n - c) for n, c in zip(lattice.shape, self.blocks.cell, strict=True))
+        sizes = zip(most, rest, self.net.scale, self.sum_chunk, strict=True)
+        beyond = (align_up(min(r, n) * s, chunk) for r, n, s, chunk in sizes)
+        (cz, cy, cx), (ez, ey, ex) = core, (c + b for c, b in zip(core, beyond, strict=True))
         return (
             Box((0, 0, 0), core),
             Box((cz, 0, 0), (ez, ey, ex)),
@@ -532,19 +536,9 @@ class Plan(OutputPlan):
         )
 
     @cached_property
-    def _beyond(self) -> Triple:
-        """Output voxels past a block's core that its sum reaches at most, in whole chunks of a block tensor."""
-        lattice, (_, after) = self.lattice, support(self.lattice, self.blend)
-        reach = (s * t + a + p for s, t, a, p in zip(lattice.shift, lattice.stride, after, lattice.phase, strict=True))
-        most = reach if lattice.placement == "lattice" else lattice.window
-        rest = (max(0, n - c) for n, c in zip(lattice.shape, self.blocks.cell, strict=True))
-        sizes = zip(most, rest, self.net.scale, self.sum_chunk, strict=True)
-        return triple(align_up(min(r, n) * s, c) for r, n, s, c in sizes)
-
-    @cached_property
     def sum_shape(self) -> Triple:
         """Output voxels (z, y, x) of the largest sum of a block."""
-        reach = ([b - a for a, b in self.reach_along(axis)] for axis in range(3))
+        reach = ([b - a for a, b in along] for along in self.reaches)
         return triple(max(lengths) * s for lengths, s in zip(reach, self.net.scale, strict=True))
 
     def core_start(self, block: int) -> Index:
@@ -589,21 +583,31 @@ def make_plan(
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     _check_channels(recipe, volume, net, intensity)
     out_dtype = _out_dtype(recipe, volume.dtype, intensity, net)
-    roi, in_slabs = find_roi(recipe.input.roi, volume), _may_be_large(recipe, out, net.out_channels)
+    roi = find_roi(recipe.input.roi, volume)
+    # Such blocks are shards, too.
+    in_slabs = (
+        recipe.tensors.mode != "stored"
+        and can_stream(folders_of(recipe.output.format), net.out_channels, in_bucket=not isinstance(out, Path))
+        and recipe.output.shard == "auto"
+    )
     _check_corner(roi, net)
     moves = in_slabs and recipe.windows.block == "auto" and recipe.windows.placement == "lattice"
     sized = replace(
-        _sizes(recipe, volume, net, (window, overlap), out_dtype),
+        _block_sizes(recipe, volume, net, (window, overlap), out_dtype),
         region=_coarse(roi, net) if moves else None, num_workers=num_workers, most_voxels=sizes.block_voxels,
         is_sparse=mask is not None or recipe.input.empty is not None,
         small_voxels=0 if isinstance(out, Path) else SMALL_IN_BUCKET,
     )  # fmt: skip
     block = choose_block(recipe.windows.block, sized, in_slabs=in_slabs)
     shard = choose_shard(recipe.output, sized.core(block))
+    level: tuple[str, ...] = ()
+    if len(volume.levels) > 1:
+        number, name = volume.levels.index(volume.key), volume.key.rpartition("/")[2]
+        level = (f"level {number}, {name}, of {len(volume.levels)}",)
     return (
         Plan(
             recipe=recipe,
-            source=Source.from_volume(volume),
+            source=SourceVolume.from_volume(volume),
             net=net,
             search_path=search_path,
             out=str(out),
@@ -611,8 +615,8 @@ def make_plan(
             mode="streamed" if recipe.tensors.mode == "auto" else recipe.tensors.mode,
             window=window,
             overlap=overlap,
-            channels_last=_given(recipe.infer.channels_last, sizes.channels_last),
-            precision=_given(recipe.infer.precision, sizes.precision),
+            channels_last=_set_or_chosen(recipe.infer.channels_last, sizes.channels_last),
+            precision=_set_or_chosen(recipe.infer.precision, sizes.precision),
             block=block,
             shard=shard,
             chunk=choose_chunk(recipe.output, shard),
@@ -623,7 +627,7 @@ def make_plan(
             corner=triple(roi.start) if moves else (0, 0, 0),
             mask=None if mask is None else lay_mask(mask, volume),
             code_sha256=code_hash(recipe.net.name, search_path),
-            notes=(*_level_note(volume), *volume.notes),
+            notes=PlanNotes(volume=(*level, *volume.notes)),
         )
         .with_levels()
         .checked()
@@ -631,8 +635,10 @@ def make_plan(
     )
 
 
-def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple, Triple], out_dtype: str) -> Sizes:
-    """Return what decides the shape of blocks, but for their number, in voxels of the lattice.
+def _block_sizes(
+    recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple, Triple], out_dtype: str
+) -> Sizes:
+    """Return the sizes that decide the shape of blocks, in voxels of the lattice; the number of workers is left open.
 
     `windows` are their shape and their overlap, as the net sees them.
     """
@@ -677,30 +683,14 @@ def _coarse(roi: Box, net: NetFacts) -> Box:
     return Box(*zip(*((a // u, -(-b // u)) for a, b, u in ends), strict=True))
 
 
-def _given(choice: T | Auto, chosen: T) -> T:
+def _set_or_chosen(choice: T | Auto, chosen: T) -> T:
     """Return the `choice` of a recipe, or what was `chosen` where it leaves that open."""
     return chosen if choice == "auto" else choice
 
 
-def _level_note(volume: Volume) -> tuple[str, ...]:
-    """Return which level of a multiscale group is read; nothing where there is no choice."""
-    if len(volume.levels) < 2:
-        return ()
-    return (f"level {volume.levels.index(volume.key)}, {volume.key.rpartition('/')[2]}, of {len(volume.levels)}",)
-
-
-def _may_be_large(recipe: Recipe, out: Location, num_channels: int) -> bool:
-    """Return whether blocks can be computed slab by slab, and are shards."""
-    return (
-        recipe.tensors.mode != "stored"
-        and can_stream(ARRAY_FORMATS[recipe.output.format], num_channels, in_bucket=not isinstance(out, Path))
-        and recipe.output.shard == "auto"
-    )
-
-
 def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -> str:
     """Return the output's type; refuse one that cannot hold a function's results, or NaN and infinity that are kept."""
-    is_kept = dtype.kind in "iu" and (net.integers or (dtype.itemsize <= 2 and dtype != np.int8))
+    is_kept = np.issubdtype(dtype, np.integer) and (net.integers or (dtype.itemsize <= 2 and dtype != np.int8))
     if recipe.output.kind == "classes":
         return _classes_dtype(recipe, net)
     own = net.dtype or (
@@ -712,7 +702,7 @@ def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -
             f"output.dtype {out_dtype} cannot hold all that function {net.label} gives, which is {net.dtype}; leave it "
             f"out, or let the function return {out_dtype}, rounded and clipped as it should be"
         )
-    if recipe.infer.nonfinite == "keep" and np.dtype(out_dtype).kind != "f":
+    if recipe.infer.nonfinite == "keep" and not np.issubdtype(out_dtype, np.floating):
         raise PlanError(
             f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"
         )

@@ -11,7 +11,7 @@ import numpy as np
 from volpipe.inference.statistics import is_counted, mapping_notes, resolve_method, sampled_affine
 from volpipe.nets.facts import NetFacts, border_notes, is_shipped
 from volpipe.nets.trained import Trained, contrast_notes, voxel_notes
-from volpipe.recipes.inference import NetChoice, Normalise, Recipe
+from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.volumes.values import Sample, constant_notes, image_share, size_notes, take_sample
 from volpipe.volumes.volume import Volume
 
@@ -33,11 +33,18 @@ def plan_notes(
     if sample is None:
         return notes
     notes += [*constant_notes(sample), *mapping_notes(recipe, sample)]
-    if given == Normalise() and not _knows_grey_levels(recipe.net, net, trained):
+    is_ours = is_shipped(recipe.net) and (recipe.net.weights is None or recipe.net.weights.startswith("volpipe:"))
+    is_known = is_ours or net.normalise is not None or recipe.net.trained_range is not None
+    if given == Normalise() and not is_known and (trained is None or trained.normalise is None):
         notes += default_notes(recipe, sample, net.label)
     if trained is not None and not sample.is_constant:
         notes += contrast_notes(sample.volume, trained, net.label)
-    return [*notes, *_mask_notes(mask), *border_notes(sample.volume, net)]
+    masked = None if mask is None else take_sample(mask)
+    if masked is not None and not np.issubdtype(masked.volume.dtype, np.floating) and image_share(masked) is not None:
+        notes.append(
+            f"mask: {masked.seen}, and looks like an image: all that is not 0 is selected; is it the right array?"
+        )
+    return [*notes, *border_notes(sample.volume, net)]
 
 
 def with_trained_normalisation(recipe: Recipe, trained: Trained | None) -> Recipe:
@@ -47,13 +54,6 @@ def with_trained_normalisation(recipe: Recipe, trained: Trained | None) -> Recip
     if recipe.net.trained_range is not None:  # which says how those of other types are mapped
         return recipe
     return recipe.model_copy(update={"normalise": trained.normalise})
-
-
-def _knows_grey_levels(choice: NetChoice, net: NetFacts, trained: Trained | None) -> bool:
-    """Return whether it is known which numbers the net was trained with."""
-    is_ours = is_shipped(choice) and (choice.weights is None or choice.weights.startswith("volpipe:"))
-    is_known = net.normalise is not None or choice.trained_range is not None
-    return is_ours or is_known or (trained is not None and trained.normalise is not None)
 
 
 def default_notes(recipe: Recipe, sample: Sample, label: str) -> list[str]:
@@ -72,11 +72,3 @@ def default_notes(recipe: Recipe, sample: Sample, label: str) -> list[str]:
         f"normalise.low={2 * low - high:g} normalise.high={high:g}; -1 to 1, normalise.low={low:g} "
         f"normalise.high={high:g}; or mean 0 and deviation 1, normalise.method=zscore"
     ]
-
-
-def _mask_notes(mask: Volume | None) -> list[str]:
-    """Return a sentence if what is to be a mask looks like an image."""
-    sample = None if mask is None else take_sample(mask)
-    if sample is None or sample.volume.dtype.kind == "f" or image_share(sample) is None:
-        return []
-    return [f"mask: {sample.seen}, and looks like an image: all that is not 0 is selected; is it the right array?"]

@@ -28,7 +28,7 @@ def finer_box(plan: OutputPlan, level: int, box: Box) -> Box:
 
 
 def coarsen(plan: OutputPlan, level: int, shard: int) -> Callable[[], str]:
-    """Return what writes `shard` of `level`, and returns its checksums.
+    """Return a function that writes `shard` of `level`, and returns its checksums.
 
     Where it is not written layer by layer, its voxels are in memory by now.
     """
@@ -54,18 +54,12 @@ def coarse_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:
         fine = read_voxels(plan, level - 1, finer_box(plan, level, part))
         coarse[:, *part.relative_to(box.start).slices] = downsample(fine, factors, method)
 
-    in_turn((partial(fill, part) for part in parts(plan, level, box)), _parts_at_once(plan, level, box))
-    return coarse
-
-
-def _parts_at_once(plan: OutputPlan, level: int, box: Box) -> int:
-    """Return how many parts of `box` are made at a time: one for each thread of this process, if they are small.
-
-    Parts from a bucket have several requests each.
-    """
+    # One for each thread of this process, if they are small. Parts from a bucket have several requests each.
     most = finer_box(plan, level, next(parts(plan, level, box)))
     part_bytes = most.num_voxels * plan.num_channels * plan.dtype.itemsize
-    return 1 if plan.is_in_bucket else max(1, min(num_threads(), PARTS_BYTES // part_bytes))
+    parts_at_once = 1 if plan.is_in_bucket else max(1, min(num_threads(), PARTS_BYTES // part_bytes))
+    in_turn((partial(fill, part) for part in parts(plan, level, box)), parts_at_once)
+    return coarse
 
 
 def parts(plan: OutputPlan, level: int, box: Box) -> Iterator[Box]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
-from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
+from volpipe.inference.intensity import ALL_FINITE, Affine, ClippedVoxels, Nonfinite
 from volpipe.inference.output import (
     ShardFile,
     append_voxels,
@@ -32,7 +32,7 @@ from volpipe.inference.output import (
     summed_layers,
     writing_shard,
 )
-from volpipe.inference.scratch import SumStream, Tensors
+from volpipe.inference.scratch import ScratchTensors, SumStream
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import WindowSource
 from volpipe.volumes.storage.requests import in_turn
@@ -63,7 +63,7 @@ class BlockResult:
 
     @classmethod
     def joined(cls, arrays: Sequence[BlockResult]) -> BlockResult:
-        """Return what a block wrote of all `arrays` of an output, of which it finishes the same shards."""
+        """Return the result of a block over all `arrays` of an output, of which it finishes the same shards."""
         first = arrays[0]
         if len(arrays) == 1:
             return first
@@ -80,14 +80,14 @@ Outcome = tuple[int, Exception | BlockResult]  # of a block
 
 
 def _destinations(
-    selection: Selection, tensors: Tensors, block: int
+    selection: Selection, tensors: ScratchTensors, block: int
 ) -> tuple[Mapping[int, Sequence[int]], Collection[int] | None]:
     """Return the shards that `block` finishes now, each with the blocks that add to it, ascending; and the shards that
     the rest of its sum, in scratch, leaves out, None where there is no rest.
     """
     plan = selection.plan
     reached = plan.shards_of_block(block)
-    shards = list(filter(selection.is_due, reached))
+    shards = list(filter(selection.is_unwritten, reached))
     contributors = {
         s: list(filter(selection.has_block, plan.blocks_of_shard(s))) if plan.num_sums else [block] for s in shards
     }
@@ -98,12 +98,12 @@ def _destinations(
     }
     if len(closed) == len(shards):
         return closed, None
-    other = [] if selection.due is None else [shard for shard in reached if not selection.due[shard]]
+    other = [] if selection.unwritten is None else [shard for shard in reached if not selection.unwritten[shard]]
     return closed, [*closed, *other]
 
 
 def _summed(
-    selection: Selection, tensors: Tensors, done: BlockSum, box: Box, blocks: Sequence[int], tally: Tally
+    selection: Selection, tensors: ScratchTensors, done: BlockSum, box: Box, blocks: Sequence[int], tally: ClippedVoxels
 ) -> np.ndarray:
     """Return the sums of `blocks` in `box` as they will be stored, (c, z, y, x); `tally` counts the clipped voxels.
 
@@ -132,7 +132,7 @@ class BlockFiles:
     goes to scratch. Shards without a selected voxel, and those that were written before, do not count.
     """
 
-    def __init__(self, selection: Selection, tensors: Tensors, block: int) -> None:
+    def __init__(self, selection: Selection, tensors: ScratchTensors, block: int) -> None:
         closed, stored = _destinations(selection, tensors, block)
         parts = zip(selection.arrays, tensors.arrays, strict=True)
         self._arrays = [_ArrayFiles(*part, block, closed, stored) for part in parts]
@@ -169,7 +169,7 @@ class _ArrayFiles:
     def __init__(
         self,
         selection: Selection,
-        tensors: Tensors,
+        tensors: ScratchTensors,
         block: int,
         closed: Mapping[int, Sequence[int]],
         stored: Collection[int] | None,
@@ -177,29 +177,28 @@ class _ArrayFiles:
         self.selection, self.tensors = selection, tensors
         self._shards = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
         self._rest = None if stored is None else SumStream(tensors, block, stored)
-        self._bad, self._tallies, self._clipped = ALL_FINITE, defaultdict[int, Tally](Tally), 0
+        self._bad, self._tallies, self._clipped = ALL_FINITE, defaultdict[int, ClippedVoxels](ClippedVoxels), 0
         self._error: Exception | None = None
 
     def add(self, done: BlockSum) -> None:
         if self._rest is not None:
             self._rest.append(done.box, done.part)
-        in_turn(self._writes(done), shards_at_once(self.selection.plan))
+        writes = (
+            partial(self._append, file, box, data)
+            for shard, (file, blocks) in self._shards.items()
+            for box, data in self._determined_layers(shard, file.position, blocks, done)
+        )
+        in_turn(writes, shards_at_once(self.selection.plan))
         if self._shards and done.is_finished:
             self._clipped += done.clipped
         self._bad += done.bad
 
-    def _writes(self, done: BlockSum) -> Iterator[Callable[[], None]]:
-        """Yield what writes each next layer of each shard, which is made by then."""
-        for shard, (file, blocks) in self._shards.items():
-            for box, data in self._layers(shard, file.position, blocks, done):
-                yield partial(self._write, file, box, data)
-
-    def _write(self, file: ShardFile, box: Box, data: np.ndarray) -> None:
+    def _append(self, file: ShardFile, box: Box, data: np.ndarray) -> None:
         append_voxels(self.selection.plan, file, box, data)
         if len(self._shards) > 1:
             file.settle()
 
-    def _layers(
+    def _determined_layers(
         self, shard: int, position: int, blocks: Sequence[int], done: BlockSum
     ) -> Iterator[tuple[Box, np.ndarray]]:
         """Yield the layers of `shard` from `position` on that `done` determines, as they will be stored."""
@@ -238,7 +237,7 @@ class _ArrayFiles:
 
 
 class BlockWriter:
-    """Writes blocks, slab by slab, in threads; of what is not whole in the end, nothing stays.
+    """Writes blocks, slab by slab, in threads; files that are not whole in the end are deleted.
 
     Large files are stored for good, and put in their places, by a thread of its own, while others are written: a disk
     takes as long for that as a GPU for many slabs.
@@ -251,7 +250,7 @@ class BlockWriter:
     """
 
     def __init__(
-        self, selection: Selection, tensors: Tensors, source: WindowSource, before_write: Callable[[], None]
+        self, selection: Selection, tensors: ScratchTensors, source: WindowSource, before_write: Callable[[], None]
     ) -> None:
         self.selection, self.tensors, self.source, self.before_write = selection, tensors, source, before_write
         self.failed = set[int]()
@@ -272,10 +271,10 @@ class BlockWriter:
 
     def submit(self, done: BlockSum) -> None:
         """Let `done` be written."""
-        self._writing.append((done.block, self._writer.submit(self._write, done)))
+        self._writing.append((done.block, self._writer.submit(self._write_slab, done)))
 
     def written(self, but: int) -> Iterator[Outcome]:
-        """Yield what became of blocks whose writing is over, and wait for the writing of all but so many slabs."""
+        """Yield the outcomes of blocks that failed or are closed; wait until at most `but` slabs are being written."""
         while len(self._writing) > but:
             block, future = self._writing.popleft()
             closed = _outcome(future)
@@ -286,14 +285,14 @@ class BlockWriter:
             yield from self.closed(MOST_CLOSING)
 
     def closed(self, but: int) -> Iterator[Outcome]:
-        """Yield what became of blocks whose files are in their places, and wait for those of all but so many."""
+        """Yield the outcomes of blocks that are closed; wait until at most `but` are being closed."""
         while self._closing and (len(self._closing) > but or self._closing[0][1].done()):
             block, future = self._closing.popleft()
             outcome = _outcome(future)
             yield block, outcome
 
-    def _write(self, done: BlockSum) -> Future[BlockResult] | None:
-        """Write `done`, and return what its block will have given; None while slabs follow, or if it has failed."""
+    def _write_slab(self, done: BlockSum) -> Future[BlockResult] | None:
+        """Write `done`; return the future result of its block, None while slabs follow or if the block has failed."""
         block = done.block
         if block in self.failed:
             return None
@@ -307,12 +306,12 @@ class BlockWriter:
                 self._closer.submit(files.persist)
                 return None
             fingerprint = self.source.fingerprint(block)
-        closed = self._closer.submit(self._close, block, fingerprint)
+        closed = self._closer.submit(self._close_files, block, fingerprint)
         if self.selection.plan.num_sums:  # the next block looks for what this one left
             wait([closed])
         return closed
 
-    def _close(self, block: int, fingerprint: str) -> BlockResult:
+    def _close_files(self, block: int, fingerprint: str) -> BlockResult:
         """Put the files of `block` in their places, whose slabs were all written."""
         with self._giving_up(block):
             self.before_write()  # the last slab may have taken long
@@ -347,9 +346,9 @@ def _outcome(future: Future[R]) -> R | Exception:
 
 
 def reassemble(
-    selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally
+    selection: Selection, normalise: Affine, tensors: ScratchTensors, shard: int, tally: ClippedVoxels
 ) -> Callable[[], str]:
-    """Return what writes `shard` of level 0, and returns its checksums; `tally` counts the clipped voxels.
+    """Return a function that writes `shard` of level 0, and returns its checksums; `tally` counts the clipped voxels.
 
     Blocks are added in ascending order, so that the bits depend on nothing else. The voxels of a shard that is not
     written layer by layer are in memory by now.
@@ -360,9 +359,9 @@ def reassemble(
 
 
 def _reassemble_array(
-    selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally
+    selection: Selection, normalise: Affine, tensors: ScratchTensors, shard: int, tally: ClippedVoxels
 ) -> Callable[[], str]:
-    """Return what writes `shard` of one array; see `reassemble`."""
+    """Return a function that writes `shard` of one array; see `reassemble`."""
     plan = selection.plan
     blocks = list(filter(selection.has_block, plan.blocks_of_shard(shard)))
 

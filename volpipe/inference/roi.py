@@ -153,7 +153,7 @@ def _bound(text: str, axis: int, volume: Volume) -> float:
 
 
 def _is_whole(step: float, length: int) -> bool:
-    """Return whether `length` voxels of `step` finer ones are a level of a pyramid, however its end is rounded."""
+    """Return whether a pyramid may have a level of `length` voxels, each `step` finer ones, its end rounded."""
     factor, num_coarse = (step, length) if step >= 1 else (1 / step, length * step)
     return abs(round(factor) * num_coarse - factor * num_coarse) < round(factor)
 
@@ -180,21 +180,21 @@ def lay_mask(mask: Volume, volume: Volume) -> Mask:
                 f"mask {mask}, axis {axis}: {m} voxels of {s:g} of the volume's cover {a:g} to {a + m * s:g}, the "
                 f"volume is 0 to {n}: {where}; use a mask that lies within it, or correct its voxel size and origin"
             )
-    sides = [_side(*each) for each in zip(sizes, shape, start, step, strict=True)]
+    sides = [_covered(*each) for each in zip(sizes, shape, start, step, strict=True)]
     inside = triple(low for low, _ in sides), triple(high for _, high in sides)
     is_all = inside == ((0, 0, 0), sizes)
     return Mask(path=mask.path, key=mask.key, shape=shape, step=step, start=start, inside=None if is_all else inside)
 
 
 def _slack(step: float) -> float:
-    """Return the voxels of a volume by which a grid of `step` of them may end elsewhere.
+    """Return by how many voxels of a volume a grid with steps of `step` voxels may end elsewhere.
 
     Coarser grids differ by half a voxel in what they call their origin, and by one in how they round their end.
     """
     return abs(step - 1) + 0.01
 
 
-def _side(size: int, length: int, start: float, step: float) -> tuple[int, int]:
+def _covered(size: int, length: int, start: float, step: float) -> tuple[int, int]:
     """Return the voxels of a volume of `size`, along an axis, that a mask of `length` voxels covers."""
     low = 0 if start <= _slack(step) / 2 else math.floor(start + SLIVER)
     stop = start + length * step

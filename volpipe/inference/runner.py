@@ -83,7 +83,7 @@ class Bus:
         return tensor
 
     def down(self, make: Callable[[], torch.Tensor], ready: torch.cuda.Event | None = None) -> np.ndarray:
-        """Return in this machine's memory what `make` makes on the device, after `ready`, of tensors that stay."""
+        """Return in this machine's memory what `make` gives on the device, once the event `ready` is over."""
         import torch
 
         with torch.inference_mode():
@@ -101,7 +101,7 @@ class Bus:
         return host.numpy()
 
     def mark(self) -> torch.cuda.Event | None:
-        """Return what `down` waits for: all that this thread has asked of the device so far."""
+        """Return the event for which `down` waits: all that this thread has asked of the device so far."""
         if not self.is_gpu:
             return None
         import torch
@@ -158,7 +158,7 @@ class Runner:
         net_choice, search_path = plan.recipe.net, plan.search_path
         # Windows that are tried where memory is short could make a net of volumes one of slices.
         built = build(net_choice, search_path, facts=plan.net)
-        net, identity = built.net, _identity(built, plan)
+        net, identity = built.net, _built_identity(built, plan)
         weights, code = weights_digest(net_choice, net, search_path), code_hash(net_choice.name, search_path)
         net = net.to(device)
         if plan.channels_last:
@@ -206,7 +206,7 @@ class Runner:
         while True:
             batch = self.batch
             try:
-                outs = [self._whole_batch(part, batch) for part in torch.split(windows, batch)]
+                outs = [self._compute(part, batch) for part in torch.split(windows, batch)]
                 out = outs[0] if len(outs) == 1 else torch.cat(outs)
                 break
             except Exception as error:
@@ -219,7 +219,7 @@ class Runner:
         return out
 
     def _halve(self, batch: int) -> None:
-        """Take half as many windows per call as `batch` from now on, or fewer where another thread was told so too."""
+        """Take half as many windows per call as `batch` from now on, or fewer where another thread did that too."""
         import torch
 
         self.batch = min(self.batch, batch // 2)
@@ -230,39 +230,32 @@ class Runner:
         if self.bus.is_gpu:
             torch.cuda.empty_cache()
 
-    def _whole_batch(self, windows: torch.Tensor, batch: int) -> torch.Tensor:
+    def _compute(self, windows: torch.Tensor, batch: int = 0) -> torch.Tensor:
         """Return the output of the net for `windows`, to which empty ones are added up to a whole `batch`.
 
         Libraries sum in another order for another batch size, so that a window's last bits would depend on its block.
         Whole numbers have no such bits.
         """
-        missing = batch - len(windows)
-        if missing <= 0 or self._takes_as_they_are(windows):
-            return self._run(windows)
-        import torch
-
-        return self._run(torch.cat([windows, windows.new_zeros((missing, *windows.shape[1:]))]))[: len(windows)]
-
-    def _takes_as_they_are(self, windows: torch.Tensor) -> bool:
-        return self.plan.is_as_stored or not windows.is_floating_point()
-
-    def _run(self, windows: torch.Tensor) -> torch.Tensor:
         import torch
 
         assert self._net is not None
-        choice = self.plan.recipe.infer
+        choice, num_windows = self.plan.recipe.infer, len(windows)
+        as_they_are = self.plan.is_as_stored or not windows.is_floating_point()
+        is_short = num_windows < batch and not as_they_are
         take_threads(choice.threads)
         with (
             self.computing(),
             torch.inference_mode(),
             autocast(self.device, self.plan.precision),
         ):
-            data = windows
+            if is_short:
+                windows = torch.cat([windows, windows.new_zeros((batch - num_windows, *windows.shape[1:]))])
             if self.plan.channels_last:
-                data = data.contiguous(memory_format=torch.channels_last_3d)
-            if self._takes_as_they_are(data):
-                return self._net(data)
-            return mean_of_forms(self._net, data, choice.augment, self.plan.recipe.net.offsets).contiguous()
+                windows = windows.contiguous(memory_format=torch.channels_last_3d)
+            if as_they_are:
+                return self._net(windows)
+            out = mean_of_forms(self._net, windows, choice.augment, self.plan.recipe.net.offsets).contiguous()
+            return out[:num_windows] if is_short else out
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -299,7 +292,7 @@ class Runner:
     def try_window(self, windows: np.ndarray) -> None:
         """Run the net over `windows` (n, c, z, y, x), float32, of any shape that it takes, and drop the output."""
         try:
-            out = self._run(self.bus.up(windows))
+            out = self._compute(self.bus.up(windows))
             self.bus.down(lambda: out.flatten()[:1], self.bus.mark())
         except Exception as error:
             raise self.explain(error) from error
@@ -317,7 +310,7 @@ class Runner:
         enough = max(1, ENOUGH_VOXELS // math.prod(self.plan.window))
         most = min(LARGEST_BATCH, enough, self.plan.slab * math.prod(self.plan.lattice.places[1:]))
         try:
-            size = largest_that_fits(lambda size: self._fits(self.plan.window, size), most)
+            size = largest_that_fits(lambda size: self._fits_memory(self.plan.window, size), most)
         except MemoryError as error:
             raise self.explain(error) from error
         self._spans.clear()
@@ -329,16 +322,16 @@ class Runner:
         if not is_shortage(error):
             return error
         if not self._advice:  # it costs some windows
-            self._advice = suggest_window(self.plan, self.batch, self.device, self._fits)
+            self._advice = suggest_window(self.plan, self.batch, self.device, self._fits_memory)
         shortage = MemoryError(self._advice)
         shortage.__cause__ = error
         return shortage
 
-    def _fits(self, window: tuple[int, int, int], batch: int) -> bool:
+    def _fits_memory(self, window: tuple[int, int, int], batch: int) -> bool:
         import torch
 
         try:
-            self._run(torch.zeros((batch, self.plan.source.num_channels, *window), device=self.device))
+            self._compute(torch.zeros((batch, self.plan.source.num_channels, *window), device=self.device))
             if self.bus.is_gpu:
                 torch.cuda.synchronize()
         except Exception as error:
@@ -358,15 +351,15 @@ def take_precision(precision: str) -> None:
 
 
 def autocast(device: str, precision: str) -> torch.autocast:
-    """Return in which a net computes with the bits of `precision`: all of them, unless it names a type of 16."""
+    """Return the context in which a net computes in `precision`: float32, unless that names a type of 16 bits."""
     import torch
 
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
     return torch.autocast(device, dtype, enabled=dtype is not None)
 
 
-def _identity(built: Built, plan: Plan) -> NetIdentity:
-    """Return what tells the net of `plan`, as it was built here, from others."""
+def _built_identity(built: Built, plan: Plan) -> NetIdentity:
+    """Return the identity of the net of `plan` as it was built here."""
     if not plan.net.dtype:
         return built.identified(plan.net)
     from volpipe.nets.functions import function_identity

@@ -42,19 +42,19 @@ FOLDERS = 4  # that the file of a block has to itself in Zarr v3: c/<block>/0/0/
 PARTS = ("core", "z", "y", "x")  # of a block tensor, as Plan.sum_parts has them
 
 
-class Tensors:
+class ScratchTensors:
     """The tensors of one run under `folder`, which need not exist until `create`."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
-        self.source_path = folder / ("tensors.n5" if plan.recipe.tensors.format == "n5" else "tensors.zarr")
+        self.source_path = folder / ("tensors.zarr" if plan.recipe.tensors.is_sharded else "tensors.n5")
         self.sums_path = folder / "tensors.zarr"
         self.sums_key = f"tensors/{plan.net.label}/0"
-        self._parts = () if len(plan.arrays) == 1 else tuple(Tensors(each, folder) for each in plan.arrays)
+        self._parts = () if len(plan.arrays) == 1 else tuple(ScratchTensors(each, folder) for each in plan.arrays)
 
     @property
-    def arrays(self) -> tuple[Tensors, ...]:
-        """Those of the arrays of the output, each with its sums."""
+    def arrays(self) -> tuple[ScratchTensors, ...]:
+        """The tensors of each array of the output, which have the same windows and sums of their own."""
         return self._parts or (self,)
 
     def create(self) -> None:
@@ -67,7 +67,7 @@ class Tensors:
         plan, choice = self.plan, self.plan.recipe.tensors
         if plan.mode == "stored":
             chunk = (1, plan.source.num_channels, *plan.window)
-            sharded = choice.format == "zarr3"
+            sharded = choice.is_sharded
             spec = ArraySpec(
                 shape=(plan.lattice.max_number, *chunk[1:]),
                 dtype=np.dtype(np.float32),
@@ -93,7 +93,7 @@ class Tensors:
                     axes=DIMENSIONS[2:],
                     codec="zstd",
                     codec_level=1,
-                    attributes={"volpipe": self._named(plan.net.label) | {"part": part}},
+                    attributes={"volpipe": self._dimension_attributes(plan.net.label) | {"part": part}},
                 )
                 create_array(self.sums_path, f"{self.sums_key}/{part}", spec, "zarr3")
 
@@ -107,11 +107,12 @@ class Tensors:
 
     def _write_windows(self, numbers: Sequence[int], data: np.ndarray) -> None:
         per_block = self.plan.lattice.windows_per_block
-        if self.plan.recipe.tensors.format == "zarr3":
+        if self.plan.recipe.tensors.is_sharded:
             first = numbers[0] // per_block * per_block
             whole = np.zeros((per_block, *data.shape[1:]), np.float32)
             whole[[n - first for n in numbers]] = data
-            _write(open_writer(self.source_path, SOURCE_KEY), (first, 0, 0, 0, 0), whole)
+            box = Box.from_shape(whole.shape).shift((first, 0, 0, 0, 0))
+            open_writer(self.source_path, SOURCE_KEY).write(box, whole)
             return
         from volpipe.volumes.formats.n5 import write_chunks
 
@@ -145,25 +146,25 @@ class Tensors:
         return data
 
     def has_sum(self, block: int, box: Box) -> bool:
-        """Return whether the sum of `block` is stored as far as `box` of the output; one of zeros only never is."""
+        """Return whether the sum of `block` in `box` of the output is stored; a part that is all zeros never is."""
         box = box & self.plan.sum_box(block)
         return all(self.sum_file(block, part).exists() for part, _ in self.parts(block, box))
 
     def has_sums(self, block: int, shard: int) -> bool:
-        """Return whether the sums of `block` are stored as far as `shard` of the output, of all of its arrays."""
+        """Return whether the sums of `block` in `shard` of every array of the output are stored."""
         return all(array.has_sum(block, array.plan.shards().box(shard)) for array in self.arrays)
 
     def discard_windows(self, block: int) -> None:
         """Delete the window tensors of `block`, if they exist."""
         files = self._window_files(self.plan.lattice.windows_of(block))
-        _delete(files)
-        if self.plan.recipe.tensors.format == "zarr3":
+        _delete_files(files)
+        if self.plan.recipe.tensors.is_sharded:
             delete_emptied(files[0], FOLDERS)
 
     def discard_sum(self, block: int, part: int) -> None:
         """Delete a part of the tensors of `block`, as far as they exist."""
         for file in (array.sum_file(block, part) for array in self.arrays):
-            _delete([file])
+            _delete_files([file])
             delete_emptied(file, FOLDERS)
 
     @property
@@ -192,7 +193,7 @@ class Tensors:
             folder = array.sums_path / array._sum_key(part) / "c"
             for name in paths.list_folders(folder) if folder.is_dir() else ():
                 if not done[int(name)]:
-                    _delete(partial_files(array.sum_file(int(name), part).parent))
+                    _delete_files(partial_files(array.sum_file(int(name), part).parent))
                     array.discard_sum(int(name), part)
 
     def sum_file(self, block: int, part: int) -> Path:
@@ -219,7 +220,7 @@ class Tensors:
 
     def _window_files(self, numbers: Sequence[int]) -> list[Path]:
         """Return the files that hold the windows of `numbers`, all of one block."""
-        if self.plan.recipe.tensors.format == "zarr3":
+        if self.plan.recipe.tensors.is_sharded:
             block = numbers[0] // self.plan.lattice.windows_per_block
             return [self.source_path / SOURCE_KEY / "c" / str(block) / "0/0/0/0"]
         return [self.source_path / SOURCE_KEY / "0/0/0/0" / str(number) for number in numbers]
@@ -229,7 +230,7 @@ class Tensors:
         for path in {self.source_path, self.sums_path}:
             delete(path)
 
-    def _named(self, tensor: str) -> dict[str, object]:
+    def _dimension_attributes(self, tensor: str) -> dict[str, object]:
         source = self.plan.source
         return {
             "dimensions": list(DIMENSIONS),
@@ -240,7 +241,7 @@ class Tensors:
 
     def _source_attributes(self) -> dict[str, object]:
         lattice = self.plan.lattice
-        return self._named("source") | {
+        return self._dimension_attributes("source") | {
             "lattice": {f.name: value for f in fields(lattice) if (value := getattr(lattice, f.name)) != f.default},
             "num_windows": lattice.num_windows,
             "is_whole": self.plan.is_whole and not self.plan.needs_scan,
@@ -256,7 +257,7 @@ class SumStream:
         closed: shards that are not stored; parts that have nothing else are not written.
     """
 
-    def __init__(self, tensors: Tensors, block: int, closed: Collection[int]) -> None:
+    def __init__(self, tensors: ScratchTensors, block: int, closed: Collection[int]) -> None:
         plan = tensors.plan
         shards, channels = plan.shards(), plan.net.out_channels
         self._tensors, self._block, self._streams = tensors, block, dict[int, ShardStream]()
@@ -278,7 +279,7 @@ class SumStream:
                 continue
             origin = self._tensors.origin(self._block, part)
             for layer in region.cut(0, plan.sum_chunk[0], origin[0]):
-                data, first = self._layer(part)[:, : layer.shape[0]], (layer.start[0], *origin[1:])
+                data, first = self._layer_of_chunks(part)[:, : layer.shape[0]], (layer.start[0], *origin[1:])
                 data[:, *layer.relative_to(first).slices] = total(layer)
                 for inner in (shard & layer for shard in self._closed):
                     data[:, *inner.relative_to(first).slices] = 0.0
@@ -287,7 +288,7 @@ class SumStream:
             if stream.position == plan.sum_parts[part].shape[0]:
                 self._layers.pop(part, None)
 
-    def _layer(self, part: int) -> np.ndarray:
+    def _layer_of_chunks(self, part: int) -> np.ndarray:
         """Return a layer of chunks of `part`, (c, z, y, x), the same each time: 0 where no sum reaches."""
         if part not in self._layers:
             plan = self._tensors.plan
@@ -308,7 +309,7 @@ class SumStream:
             stream.abort()
 
 
-def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Tensors, block: int) -> str:
+def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: ScratchTensors, block: int) -> str:
     """Write the selected window tensors of `block`, cut from `volume` and mirrored at its faces, and normalised.
 
     Return the fingerprint of the voxels.
@@ -317,18 +318,14 @@ def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Ten
     source = StreamedWindows(volume, plan.lattice, normalise, padding=plan.net.padding)
     source.begin([block], selection.slabs)
     voxels = source.voxels(block, 0, numbers)
-    size = len(numbers) if plan.recipe.tensors.format == "zarr3" else WINDOWS_AT_ONCE
+    size = len(numbers) if plan.recipe.tensors.is_sharded else WINDOWS_AT_ONCE
     for start in range(0, len(numbers), size):
         part = slice(start, start + size)
         tensors.write_windows(numbers[part], voxels.part(part).windows())
     return source.fingerprint(block)
 
 
-def _delete(files: Sequence[Path]) -> None:
+def _delete_files(files: Sequence[Path]) -> None:
     with counting_growth(files):
         for file in files:
             file.unlink(missing_ok=True)
-
-
-def _write(writer: Writer, start: tuple[int, ...], data: np.ndarray) -> None:
-    writer.write(Box.from_shape(data.shape).shift(start), data)

@@ -42,22 +42,22 @@ class Selection:
 
     Attributes:
         cells: (z, y, x / 8), uint8: a bit for each window's core, packed along x; None where all are selected.
-        due: a flag for each shard of level 0, whether it is still to be written; None where that makes no difference,
-            for every block that is computed adds to shards that are.
+        unwritten: a flag for each shard of level 0, whether it is still to be written; None where all are that a
+            computed block adds to.
     """
 
     plan: Plan
     cells: np.ndarray | None = None
-    due: np.ndarray | None = None
+    unwritten: np.ndarray | None = None
 
     @property
     def arrays(self) -> tuple[Selection, ...]:
         """The selected part of each array of the output."""
-        return self._parts or (self,)
+        return self._array_selections or (self,)
 
     @cached_property
-    def _parts(self) -> tuple[Selection, ...]:
-        """Those of several arrays; of one it would keep itself, and its cells, until garbage is collected."""
+    def _array_selections(self) -> tuple[Selection, ...]:
+        """The selections of several arrays; one of a single array would refer to itself until garbage is collected."""
         plans = self.plan.arrays
         return () if len(plans) == 1 else tuple(replace(self, plan=plan) for plan in plans)
 
@@ -81,7 +81,7 @@ class Selection:
         if self.is_everything and self.plan.num_active == len(self.plan.blocks):
             return None
         return self._flags(
-            [[self._cells_of(axis, r) for r in self.plan.reach_along(axis)] for axis in range(3)]
+            [[self._cells_of(axis, r) for r in along] for axis, along in enumerate(self.plan.reaches)]
         ).ravel()
 
     @property
@@ -118,7 +118,7 @@ class Selection:
         for axis, (count, size) in enumerate(zip(grid.counts, grid.cell, strict=True)):
             factor, end = plan.factors[level][axis], plan.out_shape[axis]
             along = ((i * size * factor, min((i + 1) * size * factor, end)) for i in range(count))
-            ranges.append([self._cells_of(axis, self._input(axis, r)) for r in along])
+            ranges.append([self._cells_of(axis, self._lattice_range(axis, r)) for r in along])
         return self._flags(ranges).ravel()
 
     @cached_property
@@ -127,12 +127,12 @@ class Selection:
         flags = self.shards(0)
         if flags is None:
             return self.plan.num_sums
-        direct = crossed(self.plan.direct_along(axis) for axis in range(3)).ravel()
+        direct = crossed(self.plan.direct).ravel()
         return int(np.count_nonzero(flags & ~direct))
 
-    def is_due(self, shard: int) -> bool:
+    def is_unwritten(self, shard: int) -> bool:
         """Return whether `shard` of level 0 is selected, and still to be written."""
-        return (self.due is None or bool(self.due[shard])) and self.touches(self.plan.shards().box(shard))
+        return (self.unwritten is None or bool(self.unwritten[shard])) and self.touches(self.plan.shards().box(shard))
 
     def has_block(self, block: int) -> bool:
         """Return whether some window of `block` is computed."""
@@ -141,7 +141,7 @@ class Selection:
     def touches(self, box: Box) -> bool:
         """Return whether a voxel of `box` of the output is selected."""
         ranges = zip(box.start, box.stop, strict=True)
-        spans = [self._cells_of(axis, self._input(axis, r)) for axis, r in enumerate(ranges)]
+        spans = [self._cells_of(axis, self._lattice_range(axis, r)) for axis, r in enumerate(ranges)]
         return all(a < b for a, b in spans) if self.cells is None else bool(self._unpacked(spans).any())
 
     def windows_of(self, block: int) -> list[int]:
@@ -149,14 +149,16 @@ class Selection:
         lattice = self.plan.lattice
         if self.is_everything:
             return lattice.windows_of(block)
-        return [self._number(block, place) for place in self._computed(block).tolist()]
+        return [self._window_number(block, place) for place in self._computed(block).tolist()]
 
     def input_box(self, block: int) -> Box:
         """Return the voxels that the computed windows of `block` see; it reaches outside the volume at the faces."""
         if self.is_everything:
             return self.plan.lattice.input_box(block)
         places = self._computed(block)
-        first, last = (self._number(block, corner.tolist()) for corner in (places.min(axis=0), places.max(axis=0)))
+        first, last = (
+            self._window_number(block, corner.tolist()) for corner in (places.min(axis=0), places.max(axis=0))
+        )
         return Box(self.plan.lattice.window_box(first).start, self.plan.lattice.window_box(last).stop)
 
     @property
@@ -193,7 +195,10 @@ class Selection:
         """Return for each voxel of `box` of the output whether it is selected, (z, y, x), bool; None where all are."""
         if self.cells is None:
             return None
-        cells, places = self._unpacked([self._cells_of(i, self._input(i, r)) for i, r in enumerate(_sides(box))]), []
+        cells, places = (
+            self._unpacked([self._cells_of(i, self._lattice_range(i, r)) for i, r in enumerate(_sides(box))]),
+            [],
+        )
         for axis, (start, stop) in enumerate(_sides(box)):
             scale, stride = self.plan.net.scale[axis], self.plan.lattice.stride[axis]
             cell = (self.plan.region.start[axis] + np.arange(start, stop) // scale) // stride
@@ -241,11 +246,11 @@ class Selection:
         """Return for each of `windows` along `axis` the cells to which it adds."""
         return [self._cells_of(axis, reach(self.plan.blend, self.plan.lattice, axis, i)) for i in windows]
 
-    def _number(self, block: int, place: Sequence[int]) -> int:
+    def _window_number(self, block: int, place: Sequence[int]) -> int:
         lattice = self.plan.lattice
         return block * lattice.windows_per_block + ravel(tuple(place), lattice.places)
 
-    def _input(self, axis: int, side: Range) -> Range:
+    def _lattice_range(self, axis: int, side: Range) -> Range:
         """Return the voxels of the lattice that make output voxels `side`."""
         first, scale = self.plan.region.start[axis], self.plan.net.scale[axis]
         return first + side[0] // scale, first - (-side[1] // scale)
@@ -262,7 +267,7 @@ class Selection:
             return crossed([a < b for a, b in along] for along in ranges)
         out = np.zeros([len(along) for along in ranges], bool)
         rows, columns = (_hull(along) for along in ranges[1:])
-        inner = [[(0, 1)], _moved(ranges[1], rows[0]), _moved(ranges[2], columns[0])]
+        inner = [[(0, 1)], _shift_ranges(ranges[1], rows[0]), _shift_ranges(ranges[2], columns[0])]
         for i, slab in enumerate(ranges[0]):  # slab by slab: the cells are never unpacked all at once
             flags = self._unpacked([slab, rows, columns])
             out[i] = any_within(np.asarray(flags.any(axis=0, keepdims=True)), inner)[0]
@@ -302,9 +307,9 @@ def scan(plan: Plan, volume: Volume, mask: Volume | None, block: int) -> str:
         cells &= _masked(plan, mask, cores)
     empty = plan.recipe.input.empty
     if empty == "missing" and cells.any():
-        cells &= _stored(plan, volume, block, cells)
+        cells &= _windows_stored(plan, volume, block, cells)
     elif empty is not None and cells.any():
-        cells &= _filled(plan, volume, block, cells, float(empty))
+        cells &= _windows_not_empty(plan, volume, block, cells, float(empty))
     return np.packbits(cells).tobytes().hex() if cells.any() else ""
 
 
@@ -344,7 +349,7 @@ def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.nd
 
     def flags(box: Box) -> np.ndarray:
         data = reader.read(box)[0]
-        if data.dtype.kind == "f" and np.isnan(data).any():
+        if np.issubdtype(data.dtype, np.floating) and np.isnan(data).any():
             raise PlanError(f"mask {mask} has NaN in its box {box}; make these voxels 0 or 1")
         return np.asarray(data != 0)
 
@@ -370,7 +375,7 @@ def scanned_box(plan: Plan, block: int) -> Box:
 
 
 def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
-    """Return the boxes of the volume and of the mask that decide what of `block` is selected; None where none does."""
+    """Return the boxes of the volume and of the mask that a scan of `block` reads; None where it reads none."""
     of_mask = None if plan.mask is None else _mask_box(plan, _cores(plan, block))[1]
     return (
         None if plan.recipe.input.empty is None else scanned_box(plan, block),
@@ -378,8 +383,8 @@ def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
     )
 
 
-def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: float) -> np.ndarray:
-    """Return for each window of `block`, as far as `cells` ask for it, whether it holds anything but `value`."""
+def _windows_not_empty(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: float) -> np.ndarray:
+    """Return for each window of `block` whose flag in `cells` is set whether it holds anything but `value`."""
     seen = [[_seen_of(plan, axis, i) for i in own] for axis, own in enumerate(_cells_in(plan, block))]
     filled = (np.flatnonzero(cells.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3))
     box = Box(
@@ -409,8 +414,8 @@ def _any_in_layers(
     return any_within(np.concatenate(layers), [along_z, *whole])
 
 
-def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.ndarray:
-    """Return for each window of `block`, as far as `cells` ask for it, whether a chunk under it is stored."""
+def _windows_stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.ndarray:
+    """Return for each window of `block` whose flag in `cells` is set whether a chunk under it is stored."""
     reader, stored = volume.open(), np.zeros_like(cells)
     seen = [[_seen_of(plan, axis, i) for i in own] for axis, own in enumerate(_cells_in(plan, block))]
     if not reader.is_stored(scanned_box(plan, block)):
@@ -429,12 +434,12 @@ def gather(plan: Plan, results: Iterable[tuple[int, str]]) -> Selection:
     for block, digits in results:
         if digits or is_put[block]:
             empty = bytes(-(-max(plan.lattice.windows_per_block, math.prod(plan.block)) // 8))
-            _put(selection, block, np.frombuffer(bytes.fromhex(digits) or empty, np.uint8))
+            _set_cells(selection, block, np.frombuffer(bytes.fromhex(digits) or empty, np.uint8))
             is_put[block] = True
     return selection
 
 
-def _put(selection: Selection, block: int, packed: np.ndarray) -> None:
+def _set_cells(selection: Selection, block: int, packed: np.ndarray) -> None:
     assert selection.cells is not None
     z, y, x = _cells_in(selection.plan, block)
     own = np.unpackbits(packed, count=len(z) * len(y) * len(x)).reshape(len(z), len(y), len(x))
@@ -468,25 +473,25 @@ def read_selection(path: Path, plan: Plan) -> Selection:
     return Selection(plan, cells)
 
 
-def store_due(path: Path, due: np.ndarray) -> str:
+def store_unwritten(path: Path, unwritten: np.ndarray) -> str:
     """Write the flags of the shards that are still to be written to `path`; return their fingerprint."""
     with whole_file(path) as partial, partial.open("wb") as file:
-        np.save(file, due)
-    return hashlib.sha256(due.tobytes()).hexdigest()[:16]
+        np.save(file, unwritten)
+    return hashlib.sha256(unwritten.tobytes()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=4)
-def load_due(path: str, fingerprint: str) -> np.ndarray:
-    """Return the flags that `store_due` wrote.
+def load_unwritten(path: str, fingerprint: str) -> np.ndarray:
+    """Return the flags that `store_unwritten` wrote.
 
     Raises:
         RunError: they are not those of `fingerprint`.
     """
     with one_thread:
-        due: np.ndarray = np.load(path)
-    if hashlib.sha256(due.tobytes()).hexdigest()[:16] != fingerprint:
+        unwritten: np.ndarray = np.load(path)
+    if hashlib.sha256(unwritten.tobytes()).hexdigest()[:16] != fingerprint:
         raise RunError(f"{path} holds the shards of another session, not those of {fingerprint}")
-    return due
+    return unwritten
 
 
 @lru_cache(maxsize=4)
@@ -515,5 +520,5 @@ def _hull(ranges: Iterable[Range]) -> Range:
     return min(a for a, _ in filled), max(b for _, b in filled)
 
 
-def _moved(ranges: Iterable[Range], by: int) -> list[Range]:
+def _shift_ranges(ranges: Iterable[Range], by: int) -> list[Range]:
     return [(a - by, b - by) if a < b else (0, 0) for a, b in ranges]

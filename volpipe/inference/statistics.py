@@ -49,18 +49,18 @@ class Statistics:
 
     @property
     def each(self) -> tuple[Statistics, ...]:
-        """Those of each channel, or of all where these are mapped alike."""
+        """The statistics of each channel; a single one where all channels are mapped alike."""
         return self.channels or (self,)
 
     @property
     def ends(self) -> tuple[tuple[float, float], ...]:
-        """Least and greatest value of each."""
+        """Least and greatest value of each of `each`."""
         return tuple((each.low, each.high) for each in self.each)
 
 
 def is_counted(dtype: np.dtype) -> bool:
     """Return whether voxels of `dtype` are counted value by value."""
-    return dtype.kind in "iu" and dtype.itemsize == 1
+    return np.issubdtype(dtype, np.integer) and dtype.itemsize == 1
 
 
 def check_grey(choice: Normalise, volume: Volume) -> None:
@@ -71,7 +71,7 @@ def check_grey(choice: Normalise, volume: Volume) -> None:
 
 
 def _may_be_labels(dtype: np.dtype) -> bool:
-    return dtype.kind in "iu" and dtype.itemsize > 2
+    return np.issubdtype(dtype, np.integer) and dtype.itemsize > 2
 
 
 def as_trained(recipe: Recipe, sample: Sample | None) -> Recipe:
@@ -103,7 +103,7 @@ def byte_ends(low: float, high: float, dtype: np.dtype) -> tuple[float, float] |
 
     Grey levels that fill less than USED of such a range are others: nobody knows of what.
     """
-    tops = (1.0, 255.0) if dtype.kind == "f" else (255.0,)
+    tops = (1.0, 255.0) if np.issubdtype(dtype, np.floating) else (255.0,)
     return next(((0.0, top) for top in tops if low >= 0 and high <= top * ROUNDED and high - low >= USED * top), None)
 
 
@@ -120,7 +120,7 @@ def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
     """Return whether `choice` asks for statistics that are neither given nor known from the type."""
     choice = resolve_method(choice, dtype)
     if choice.method == "range":
-        return choice.low is None and dtype.kind == "f"
+        return choice.low is None and np.issubdtype(dtype, np.floating)
     if choice.method == "zscore":
         return choice.mean is None
     return choice.method == "bytes" or (choice.method == "percentile" and choice.low is None)
@@ -137,7 +137,7 @@ def needs_histogram(choice: Normalise, dtype: np.dtype, statistics: Statistics |
 
 def is_finite(data: np.ndarray) -> bool:
     """Return whether no voxel of `data` is NaN or infinite."""
-    return data.dtype.kind != "f" or bool(np.isfinite(data).all())
+    return not np.issubdtype(data.dtype, np.floating) or bool(np.isfinite(data).all())
 
 
 def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statistics:
@@ -156,7 +156,13 @@ def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statis
         total = Fraction(sum(v * n for v, n in counts.items()))
         squares = Fraction(sum(v * v * n for v, n in counts.items()))
     else:
-        counts = {} if bins is None else _binned(data, bins)
+        counts = {}
+        if bins is not None:
+            low, high = bins
+            share = (data.ravel().astype(np.float64) - low) / max(high - low, np.finfo(np.float64).tiny)
+            place = np.clip((share * NUM_BINS).astype(np.int64), 0, NUM_BINS - 1)
+            numbers = np.bincount(place, minlength=NUM_BINS)
+            counts = {int(i): int(numbers[i]) for i in np.flatnonzero(numbers)}
         wide = data.astype(np.float64)
         total, squares = Fraction(float(wide.sum())), Fraction(float((wide * wide).sum()))
     return Statistics(data.size, total, squares, float(data.min()), float(data.max()), counts)
@@ -222,7 +228,7 @@ def _affine(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -
         if ends is None and _may_be_labels(dtype):
             raise PlanError(f"{dtype} voxels reach {statistics.high:g}, and a sample had none above 255; {LABELS}")
         choice = choice.model_copy(update={"method": "percentile", "low": None, "high": None})
-    low, high = ends or _ends(choice, dtype, statistics)
+    low, high = ends or _extremes(choice, dtype, statistics)
     if statistics is not None and low == high and statistics.low < statistics.high:
         raise PlanError(
             f"the percentiles {choice.percentiles[0]:g} and {choice.percentiles[1]:g} of the volume are both {low:g}, "
@@ -269,17 +275,19 @@ def mapping(choice: Normalise, dtype: np.dtype) -> str:
     """Return by which rule grey levels are mapped, and which become -1 and 1 where that is known: "8 bits: 0 … 255"."""
     choice = resolve_method(choice, dtype)
     if choice.method == "bytes":
-        return "8 bits" if choice.low is None or choice.high is None else f"8 bits: {_span(choice.low, choice.high)}"
+        return (
+            "8 bits" if choice.low is None or choice.high is None else f"8 bits: {_as_range(choice.low, choice.high)}"
+        )
     if choice.low is not None and choice.high is not None:
-        return f"given: {_span(choice.low, choice.high)}"
+        return f"given: {_as_range(choice.low, choice.high)}"
     if choice.mean is not None:
         return f"given: mean {choice.mean:g}, deviation {choice.std:g}"
     if choice.method == "range" and is_counted(dtype):
-        return f"8 bits: {_span(*_ends(choice, dtype, None))}"
+        return f"8 bits: {_as_range(*_extremes(choice, dtype, None))}"
     return {"none": "as they are", "range": "range", "zscore": "mean and deviation"}.get(choice.method, "percentiles")
 
 
-def _span(low: float, high: float) -> str:
+def _as_range(low: float, high: float) -> str:
     return f"{low:g} … {high:g}"
 
 
@@ -293,43 +301,37 @@ def mapping_notes(recipe: Recipe, sample: Sample) -> list[str]:
         is_plain = (known.shift, known.scale) == (0.0, 1.0)  # as they are, said another way
         far = FAR_DEVIATIONS if choice.method == "zscore" else FAR
         (shift,), (scale,) = known.rows
-        notes += [] if is_plain else grey_notes(sample, shift, scale, _named(choice), far)
+        settings = {"normalise.low and high": choice.low, "normalise.mean and std": choice.mean}
+        given = (name for name, value in settings.items() if value is not None)
+        setting = next(given, f"normalise.method {choice.method}")
+        notes += [] if is_plain else grey_notes(sample, shift, scale, setting, far)
     if trained is None or sample.is_constant:
         return notes
     if is_auto and choice.method == "range" and choice.low is None and trained != (0.0, 255.0):
-        taken, (low, high) = _span(*_ends(choice, dtype, None)), trained
+        taken, (low, high) = _as_range(*_extremes(choice, dtype, None)), trained
         notes.append(
-            f"the net was trained with grey levels {_span(low, high)} as -1 … 1, and {taken} of {dtype} are taken: set "
-            f"normalise.low={low:g} and normalise.high={high:g} if the volume has those"
+            f"the net was trained with grey levels {_as_range(low, high)} as -1 … 1, and {taken} of {dtype} are taken: "
+            f"set normalise.low={low:g} and normalise.high={high:g} if the volume has those"
         )
     elif choice.method == "bytes" and choice.low is not None and choice.high is not None:
         notes.append(
-            f"{sample.seen}, which are taken for grey levels of 8 bits: {_span(choice.low, choice.high)} of {dtype} → "
-            "-1 … 1, as 0 … 255 of uint8, if no voxel lies beyond; set normalise.low and high if they are others"
+            f"{sample.seen}, which are taken for grey levels of 8 bits: {_as_range(choice.low, choice.high)} of "
+            f"{dtype} → -1 … 1, as 0 … 255 of uint8, if no voxel lies beyond; set normalise.low and high if they are "
+            "others"
         )
     elif is_auto and choice.method == "percentile":
-        notes.append(_percentile_note(sample, trained, choice))
+        low, high = choice.percentiles
+        is_normal = -1 <= sample.ends[0] < 0 and sample.ends[1] <= 1
+        advice = (
+            "set normalise.method=none if they are normalised already"
+            if is_normal
+            else "set normalise.low and high to the grey levels that match those"
+        )
+        notes.append(
+            f"{sample.seen}, which are not those of 8 bits: the net was trained with {_as_range(*trained)} as -1 … 1, "
+            f"and the percentiles {low:g} and {high:g} are taken; {advice}"
+        )
     return notes
-
-
-def _named(choice: Normalise) -> str:
-    given = {"normalise.low and high": choice.low, "normalise.mean and std": choice.mean}
-    return next((name for name, value in given.items() if value is not None), f"normalise.method {choice.method}")
-
-
-def _percentile_note(sample: Sample, trained: tuple[float, float], choice: Normalise) -> str:
-    """Return that percentiles are taken where the net was trained with other grey levels."""
-    low, high = choice.percentiles
-    is_normal = -1 <= sample.ends[0] < 0 and sample.ends[1] <= 1
-    advice = (
-        "set normalise.method=none if they are normalised already"
-        if is_normal
-        else "set normalise.low and high to the grey levels that match those"
-    )
-    return (
-        f"{sample.seen}, which are not those of 8 bits: the net was trained with {_span(*trained)} as -1 … 1, and the "
-        f"percentiles {low:g} and {high:g} are taken; {advice}"
-    )
 
 
 def percentile(statistics: Statistics, percent: float, dtype: np.dtype) -> float:
@@ -350,10 +352,10 @@ def percentile(statistics: Statistics, percent: float, dtype: np.dtype) -> float
     return statistics.high
 
 
-def _ends(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -> tuple[float, float]:
+def _extremes(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -> tuple[float, float]:
     if choice.low is not None and choice.high is not None:
         return choice.low, choice.high
-    if choice.method == "range" and dtype.kind in "iu":
+    if choice.method == "range" and np.issubdtype(dtype, np.integer):
         info = np.iinfo(dtype)
         return float(info.min), float(info.max)
     assert statistics is not None
@@ -367,11 +369,3 @@ def _spread(scale: float, method: str) -> float:
     if not scale > 0:
         raise PlanError(f"normalise.method {method}: the volume is constant, there is no spread to scale by; use none")
     return scale
-
-
-def _binned(data: np.ndarray, bins: tuple[float, float]) -> dict[int, int]:
-    low, high = bins
-    share = (data.ravel().astype(np.float64) - low) / max(high - low, np.finfo(np.float64).tiny)
-    place = (share * NUM_BINS).astype(np.int64)
-    counts = np.bincount(np.clip(place, 0, NUM_BINS - 1), minlength=NUM_BINS)
-    return {int(i): int(counts[i]) for i in np.flatnonzero(counts)}

@@ -13,7 +13,7 @@ from volpipe.geometry.grid import Triple, align_up, divisor_near, triple
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.net_geometry import Geometry
 from volpipe.recipes.inference import Output, Windows
-from volpipe.volumes.formats.precomputed import even_chunk
+from volpipe.volumes.formats.container import folders_of
 
 AXES = "zyx"
 LARGEST_WASTE = 1.05  # along an axis: voxels that windows cover, by those of the volume
@@ -25,15 +25,15 @@ def choose_windows(
     """Return window and overlap in voxels that the net sees, aligned to its stride.
 
     Where the recipe leaves the window open it is `chosen`, or the net's own, fitted to a volume of `shape`. What the
-    net gives of a window is less by its `losses`, and it is that which lies on the net's stride.
+    net gives of a window is shorter by its `trims`, and lies on the net's stride.
     """
-    lost = triple(map(sum, zip(*losses(net), strict=True)))
+    trim = triple(map(sum, zip(*trims(net), strict=True)))
     halo = triple(h - m for h, m in zip(aligned_halo(net), net.margin, strict=True))
     seen = choice.shape if choice.shape != "auto" else chosen or own_window(net)
     _check_fixed(seen, net)
-    window = triple(w - n for w, n in zip(seen, lost, strict=True))
+    window = triple(w - n for w, n in zip(seen, trim, strict=True))
     # What the net gives of the smallest window that its maker allows, in whole strides.
-    least_window = [align_up(max(1, n - m), s) for n, m, s in zip(net.least, lost, net.stride, strict=True)]
+    least_window = [align_up(max(1, n - m), s) for n, m, s in zip(net.least, trim, net.stride, strict=True)]
     is_cropped, at_edge = choice.blend == "crop", choice.placement in ("edge", "even")
     if at_edge:
         window = triple(
@@ -45,7 +45,7 @@ def choose_windows(
         )
     if choice.overlap != "auto":
         given = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
-        overlap = triple(o - n for o, n in zip(given, lost, strict=True))
+        overlap = triple(o - n for o, n in zip(given, trim, strict=True))
     elif is_cropped:
         overlap = (2 * halo[0], 2 * halo[1], 2 * halo[2])
     elif at_edge:
@@ -56,31 +56,31 @@ def choose_windows(
         overlap = _of_slices(overlap, window, net, is_open=choice.overlap == "auto")
     for i, axis in enumerate(AXES):
         least = 2 * halo[i] if is_cropped else 0
-        _check_window(axis, window[i], max(overlap[i], least), net.stride[i], lost[i])
+        _check_window(axis, window[i], max(overlap[i], least), net.stride[i], trim[i])
         if is_cropped and not (at_edge and window[i] >= shape[i]):
-            _check_halo(axis, window[i], overlap[i], halo[i], net, lost[i])
-        _check_overlap(axis, window[i], overlap[i], 1 if at_edge and not is_cropped else net.stride[i], least, lost[i])
+            _check_halo(axis, window[i], overlap[i], halo[i], net, trim[i])
+        _check_overlap(axis, window[i], overlap[i], 1 if at_edge and not is_cropped else net.stride[i], least, trim[i])
         if at_edge and i == net.across and window[i] < shape[i]:
             _check_context(axis, choice, net, overlap[i])
         if overlap[i] % net.shrink[i]:
             raise PlanError(
-                f"axis {axis}: overlap {overlap[i] + lost[i]} is not a multiple of {net.shrink[i]}, the "
+                f"axis {axis}: overlap {overlap[i] + trim[i]} is not a multiple of {net.shrink[i]}, the "
                 "input voxels per output voxel"
             )
         if at_edge and is_cropped:
             _check_length(axis, shape[i], net)
-            _check_fits(axis, window[i], shape[i], lost[i])
+            _check_length_of_window(axis, window[i], shape[i], trim[i])
     if choice.shape == "auto" and not at_edge:
-        fitted = map(max, least_window, _fitted(window, overlap, net.stride, shape))
-        window = triple(only - n if only else size for only, size, n in zip(net.fixed, fitted, lost, strict=True))
+        fitted = map(max, least_window, _least_covering(window, overlap, net.stride, shape))
+        window = triple(only - n if only else size for only, size, n in zip(net.fixed, fitted, trim, strict=True))
     return (
-        triple(w + n for w, n in zip(window, lost, strict=True)),
-        triple(o + n for o, n in zip(overlap, lost, strict=True)),
+        triple(w + n for w, n in zip(window, trim, strict=True)),
+        triple(o + n for o, n in zip(overlap, trim, strict=True)),
     )
 
 
-def losses(net: NetFacts) -> tuple[Triple, Triple]:
-    """Return by how many voxels a window is longer than what is taken of the net's output, before and after it.
+def trims(net: NetFacts) -> tuple[Triple, Triple]:
+    """Return the trim of a window: the voxels before and after what is taken of the net's output for it.
 
     That output is cut to whole strides where the windows that a net takes leave a rest.
     """
@@ -88,7 +88,7 @@ def losses(net: NetFacts) -> tuple[Triple, Triple]:
 
 
 def around_core(net: NetFacts | Geometry, halo: Triple) -> tuple[Triple, Triple]:
-    """Return the voxels of a window before and after its core, for a `halo` of which all but the margin is in strides.
+    """Return the voxels of a window before and after its core; the `halo` beyond the margin is in whole strides.
 
     The first output voxel of the core is the one at (before - margin) * scale // shrink.
     """
@@ -98,7 +98,7 @@ def around_core(net: NetFacts | Geometry, halo: Triple) -> tuple[Triple, Triple]
 
 
 def aligned_halo(net: NetFacts) -> Triple:
-    """Return the halo of `net`, of which what lies within its margin is in whole strides."""
+    """Return the halo of `net`, whose part beyond the margin is rounded up to whole strides."""
     return around_core(net, net.halo)[0]
 
 
@@ -111,8 +111,8 @@ def _check_fixed(window: Triple, net: NetFacts) -> None:
             )
 
 
-def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
-    """Return the smallest window of which as many cover the volume, where `window` would reach far past its end."""
+def _least_covering(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
+    """Return a window so small that as many just cover the volume, where `window` would reach far past its end."""
 
     def fit(window: int, overlap: int, stride: int, size: int) -> int:
         num_windows = -(-size // (window - overlap))
@@ -137,67 +137,67 @@ def own_window(net: NetFacts) -> Triple:
     return triple(only or size for only, size in zip(net.fixed, aligned, strict=True))
 
 
-def _check_window(axis: str, window: int, overlap: int, stride: int, lost: int) -> None:
+def _check_window(axis: str, window: int, overlap: int, stride: int, trim: int) -> None:
     """Refuse a window off the net's stride: the error would be as large as the signal.
 
-    `window` and `overlap` are of what the net gives; a window is longer by what is `lost`.
+    `window` and `overlap` are of what the net gives; the window that it sees is longer by its `trim`.
     """
-    if window < 1 and not lost:
+    if window < 1 and not trim:
         raise PlanError(f"axis {axis}: window {window} is below 1; use a multiple of the net's stride {stride}")
     if window < 1 or window % stride:
         low = window // stride * stride
         fits = (
-            f"{low + lost} or {low + stride + lost}"
+            f"{low + trim} or {low + stride + trim}"
             if low > overlap
-            else f"{align_up(max(window, overlap + 1), stride) + lost}"
+            else f"{align_up(max(window, overlap + 1), stride) + trim}"
         )
-        if lost:
+        if trim:
             raise PlanError(
-                f"axis {axis}: of a window of {window + lost} the net gives {window}; it takes windows of "
-                f"{stride + lost}, {2 * stride + lost}, {3 * stride + lost} and so on; use {fits}"
+                f"axis {axis}: of a window of {window + trim} the net gives {window}; it takes windows of "
+                f"{stride + trim}, {2 * stride + trim}, {3 * stride + trim} and so on; use {fits}"
             )
         raise PlanError(f"axis {axis}: window {window} is not a multiple of the net's stride {stride}; use {fits}")
 
 
-def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts, lost: int) -> None:
+def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts, trim: int) -> None:
     """Refuse to crop less than the halo, whose voxels depend on the outside of the window."""
     if window <= 2 * halo:
         raise PlanError(
-            f"axis {axis}: window {window + lost} has no core within the halo {net.halo[AXES.index(axis)]} of net "
-            f"{net.label} on both sides; use {align_up(2 * halo + 1, net.stride[AXES.index(axis)]) + lost} or more, or "
+            f"axis {axis}: window {window + trim} has no core within the halo {net.halo[AXES.index(axis)]} of net "
+            f"{net.label} on both sides; use {align_up(2 * halo + 1, net.stride[AXES.index(axis)]) + trim} or more, or "
             "blend with hann"
         )
     if 0 <= overlap // 2 < halo:
         raise PlanError(
-            f"axis {axis}: blend crop needs an overlap of {2 * halo + lost} (twice the halo "
-            f"{net.halo[AXES.index(axis)]} of net {net.label}), not {overlap + lost}; set windows.overlap to auto, or "
+            f"axis {axis}: blend crop needs an overlap of {2 * halo + trim} (twice the halo "
+            f"{net.halo[AXES.index(axis)]} of net {net.label}), not {overlap + trim}; set windows.overlap to auto, or "
             "blend with hann"
         )
 
 
-def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int, lost: int) -> None:
+def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int, trim: int) -> None:
     """Refuse an overlap that leaves no stride, or that puts windows off the net's own grid."""
     if not 0 <= overlap < window:
         most = (window - 1) // (2 * stride) * 2 * stride
         raise PlanError(
-            f"axis {axis}: overlap {overlap + lost} must be at least {lost} and below the window {window + lost}; use "
-            f"{least + lost} to {most + lost}"
+            f"axis {axis}: overlap {overlap + trim} must be at least {trim} and below the window {window + trim}; use "
+            f"{least + trim} to {most + trim}"
         )
     if stride > 1 and (overlap // 2 % stride or (window - overlap) % stride):
         low = overlap // (2 * stride) * 2 * stride
-        fits = " or ".join(str(o + lost) for o in (low, low + 2 * stride) if o < window)
+        fits = " or ".join(str(o + trim) for o in (low, low + 2 * stride) if o < window)
         raise PlanError(
-            f"axis {axis}: overlap {overlap + lost} puts windows off the net's stride {stride}; use {fits}, "
+            f"axis {axis}: overlap {overlap + trim} puts windows off the net's stride {stride}; use {fits}, "
             + (
                 "a multiple of twice the stride"
-                if not lost
+                if not trim
                 else "so that what is left is a multiple of twice the stride"
             )
         )
 
 
 def _of_slices(overlap: Triple, window: Triple, net: NetFacts, *, is_open: bool) -> Triple:
-    """Return the overlap of windows of slices, which see no others but those of the context."""
+    """Return the overlap of windows for a net of slices: across the slices, no more than its context needs."""
     return triple(
         min(2 * net.context if is_open else o, w - 1) if i == net.across else o
         for i, (w, o) in enumerate(zip(window, overlap, strict=True))
@@ -228,12 +228,12 @@ def _check_length(axis: str, size: int, net: NetFacts) -> None:
         )
 
 
-def _check_fits(axis: str, window: int, size: int, lost: int) -> None:
+def _check_length_of_window(axis: str, window: int, size: int, trim: int) -> None:
     """Refuse cropped windows at the edge that are longer than the volume: zeros around it would change the output."""
     if window > size:
         raise PlanError(
-            f"axis {axis}: window {window + lost} is longer than the volume of {size} voxels, and windows.blend=crop "
-            f"at the edge is for the volume as it is; use {size + lost} or less, or leave windows.shape out"
+            f"axis {axis}: window {window + trim} is longer than the volume of {size} voxels, and windows.blend=crop "
+            f"at the edge is for the volume as it is; use {size + trim} or less, or leave windows.shape out"
         )
 
 
@@ -251,10 +251,9 @@ def choose_shard(choice: Output, core: Triple) -> Triple:
 
 def choose_chunk(choice: Output, shard: Triple) -> Triple:
     """Return the chunk of an output, which divides its `shard`: the recipe's, or near CHUNK_TARGET."""
-    if choice.chunk == "auto" and choice.format == "precomputed":
-        return even_chunk(shard)
     if choice.chunk == "auto":
-        return triple(divisor_near(n, CHUNK_TARGET) for n in shard)
+        own = folders_of(choice.format).usual_chunk(shard)
+        return own or triple(divisor_near(n, CHUNK_TARGET) for n in shard)
     for axis, s, c in zip(AXES, shard, choice.chunk, strict=True):
         if c < 1 or s % c:
             raise PlanError(

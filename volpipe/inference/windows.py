@@ -58,7 +58,7 @@ class Voxels:
     padding: tuple[float, ...] = ()
 
     def part(self, part: slice) -> Voxels:
-        """Return what some of its windows are cut from."""
+        """Return the same voxels with some of the windows."""
         return replace(self, places=self.places[part], inside=self.inside[part])
 
     def windows(self) -> np.ndarray:
@@ -121,17 +121,17 @@ class WindowSource(ABC):
     lattice: Lattice
     has_slabs: ClassVar[bool] = False
 
-    @abstractmethod
     def begin(self, blocks: Sequence[int], slabs_of: SlabsOf) -> None:
         """Prepare for the slabs of `blocks`, which are asked for in their order: they may be read ahead."""
+        return
 
     @abstractmethod
     def voxels(self, block: int, index: int, numbers: Sequence[int]) -> Voxels:
-        """Return what the windows of these numbers, in slab `index` of `block`, are cut from."""
+        """Return the voxels from which the windows of these numbers, in slab `index` of `block`, are cut."""
 
-    @abstractmethod
     def close(self) -> None:
         """Read nothing ahead any more."""
+        return
 
     def fingerprint(self, block: int) -> str:
         """Return the fingerprint of the voxels of the volume that `block` was cut from; "" where none were read."""
@@ -144,12 +144,6 @@ class StoredWindows(WindowSource):
 
     tensors: Volume
     lattice: Lattice
-
-    def begin(self, blocks: Sequence[int], slabs_of: SlabsOf) -> None:
-        """Do nothing: windows are read as they are needed."""
-
-    def close(self) -> None:
-        """Do nothing: none is read ahead."""
 
     def voxels(self, block: int, index: int, numbers: Sequence[int]) -> Voxels:
         return Voxels(self.read(numbers), tuple((i,) for i in range(len(numbers))))
@@ -187,7 +181,14 @@ class StreamedWindows(WindowSource):
 
     def voxels(self, block: int, index: int, numbers: Sequence[int]) -> Voxels:
         if self._next != (block, index):
-            self._restart(block, may_read_ahead=index == 0)
+            # Begin anew, with this block and those that are expected after it.
+            self.close()
+            while self._expected and self._expected.popleft() != block:
+                pass
+            _, rolling = self._read_of(block)
+            if index == 0 and rolling.is_fetched:
+                works = (work for number in (block, *self._expected) for work in self._read_of(number)[1].works())
+                self._pieces = InTurn(works, rolling.at_once)
         self._next = None  # where it cannot be read, the next attempt begins anew
         slabs, rolling = self._read_of(block)
         data = rolling.read(index, self._pieces)
@@ -196,7 +197,7 @@ class StreamedWindows(WindowSource):
             self._fingerprints[block] = rolling.fingerprint()
             del self._reading[block]
             self._next = (self._expected.popleft(), 0) if self._expected else None
-        places = tuple(self._places(numbers, slabs[index].seen))
+        places = tuple(self._places_in(numbers, slabs[index].seen))
         return Voxels(data, places, self.normalise, tuple(self._inside(numbers)), self.padding)
 
     def fingerprint(self, block: int) -> str:
@@ -208,31 +209,21 @@ class StreamedWindows(WindowSource):
             self._pieces.close()
         self._pieces = self._next = None
 
-    def _restart(self, block: int, *, may_read_ahead: bool) -> None:
-        """Read slabs of `block`, then of the blocks that are expected after it."""
-        self.close()
-        while self._expected and self._expected.popleft() != block:
-            pass
-        _, rolling = self._read_of(block)
-        if may_read_ahead and rolling.is_fetched:
-            works = (work for number in (block, *self._expected) for work in self._read_of(number)[1].works())
-            self._pieces = InTurn(works, rolling.at_once)
-
     def _read_of(self, block: int) -> tuple[Sequence[Slab], RollingBox]:
-        """Return the slabs of `block`, and what reads them."""
+        """Return the slabs of `block`, and the box that reads their voxels one after the other."""
         if block not in self._reading:
             slabs = self._slabs_of(block)
             reader = open_reader(self.volume, self.lattice, self.session)
             self._reading[block] = slabs, RollingBox(reader, [slab.seen for slab in slabs], mapped)
         return self._reading[block]
 
-    def _places(self, numbers: Sequence[int], box: Box) -> Iterator[Place]:
+    def _places_in(self, numbers: Sequence[int], box: Box) -> Iterator[Place]:
         """Yield where the windows of these numbers are in the voxels (c, z, y, x) of `box`."""
         for number in numbers:
             yield (slice(None), *self.lattice.window_box(number).relative_to(box.start).slices)
 
     def _inside(self, numbers: Sequence[int]) -> Iterator[Place]:
-        """Yield which part of the windows of these numbers lies in the volume, where the rest of them is padding."""
+        """Yield the part of each of these windows that lies in the volume; nothing where no window is padded."""
         shape = self.volume.spatial_shape
         if not self.lattice.is_padded or all(w <= n for w, n in zip(self.lattice.seen, shape, strict=True)):
             return
@@ -257,13 +248,13 @@ class VolumeWindows:
         """
         windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.seen), np.float32)
         for window, number in zip(windows, numbers, strict=True):
-            self._take(number // self.lattice.windows_per_block)
+            self._read_block(number // self.lattice.windows_per_block)
             place = self.lattice.window_box(number).relative_to(self._box.start).slices
             self.normalise.apply(self._voxels[:, *place], out=window)
         return windows
 
-    def _take(self, block: int) -> None:
-        """Have the voxels of `block` in memory."""
+    def _read_block(self, block: int) -> None:
+        """Read the voxels of `block`, unless they are in memory."""
         if block == self._block:
             return
         box = self.lattice.input_box(block)
@@ -277,7 +268,7 @@ class VolumeWindows:
 
 
 @dataclass(frozen=True)
-class Batch:
+class WindowBatch:
     """Windows of one slab: their numbers, and what they are cut from, or the error of reading that."""
 
     block: int
@@ -287,11 +278,7 @@ class Batch:
     voxels: Voxels | None
     error: Exception | None = None
 
-    @property
-    def ends_slab(self) -> bool:
-        return self.numbers[-1] == self.slab.numbers[-1]
-
-    def parts(self, size: int) -> Iterator[Batch]:
+    def parts(self, size: int) -> Iterator[WindowBatch]:
         """Yield it in parts of `size` windows at most, which were read."""
         assert self.voxels is not None
         for start in range(0, len(self.numbers), size):
@@ -299,7 +286,7 @@ class Batch:
             yield replace(self, numbers=self.numbers[part], voxels=self.voxels.part(part))
 
 
-def batches(source: WindowSource, blocks: Sequence[int], slabs_of: SlabsOf, size: int) -> Iterator[Batch]:
+def batches(source: WindowSource, blocks: Sequence[int], slabs_of: SlabsOf, size: int) -> Iterator[WindowBatch]:
     """Yield the windows of `blocks` in turn, slab by slab: `size` at a time, or all of a slab where that costs no more.
 
     The composition of batches depends on the block alone, so that a net sees the same input however blocks are
@@ -308,17 +295,17 @@ def batches(source: WindowSource, blocks: Sequence[int], slabs_of: SlabsOf, size
     source.begin(blocks, slabs_of)
     for block in blocks:
         slabs = slabs_of(block)
-        for index, numbers in _groups(slabs, None if source.has_slabs else size):
+        for index, numbers in _numbers_of_batches(slabs, None if source.has_slabs else size):
             slab, is_last = slabs[index], index == len(slabs) - 1
             try:
                 voxels = source.voxels(block, index, numbers)
             except Exception as error:
-                yield Batch(block, slab, is_last, numbers, None, error)
+                yield WindowBatch(block, slab, is_last, numbers, None, error)
                 break
-            yield Batch(block, slab, is_last, numbers, voxels)
+            yield WindowBatch(block, slab, is_last, numbers, voxels)
 
 
-def _groups(slabs: Sequence[Slab], size: int | None) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _numbers_of_batches(slabs: Sequence[Slab], size: int | None) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield the windows of each slab, `size` at a time, with the slab's number; all of it where that is None."""
     for index, slab in enumerate(slabs):
         step = size or len(slab.numbers)

@@ -17,7 +17,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.declared import ServedNet, bare_net, declared, draws_weights
+from volpipe.nets.declared import ServedNet, bare_net, declared, served
 from volpipe.nets.net_geometry import Geometry, NetArray, OutputError, UnmeasurableError, is_shortage
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import nearest
@@ -26,7 +26,7 @@ ALL = "all"
 DEEPEST = 8  # tuples and dictionaries within each other, searched for tensors
 # Orders of z, y, x that bring the axis across a plane to the front, by plane.
 ORDERS = {"yx": (0, 1, 2), "zx": (1, 0, 2), "zy": (2, 0, 1)}
-TRIED_SIZES = (16, 32, 64)  # of windows along each axis, to tell nets of slices from nets of volumes
+TRIED_SIZES = (16, 32, 64)  # of windows along each axis, to distinguish nets of slices from nets of volumes
 GRADIENTS = re.compile("grad|inference (mode|tensor)", re.IGNORECASE)  # in what torch says where there are none
 
 _with_gradients = WeakSet[nn.Module]()
@@ -63,20 +63,20 @@ class Adapter(ServedNet):
 
     @property
     def draws_weights(self) -> bool:  # type: ignore[override]  # that of its net
-        return draws_weights(self.net)
+        return served(self.net).draws_weights
 
     def with_random_weights(self, *, positive: bool) -> Adapter:
         assert isinstance(self.net, ServedNet)
-        return self._around(self.net.with_random_weights(positive=positive))
+        return self._adapting(self.net.with_random_weights(positive=positive))
 
-    def _around(self, net: nn.Module) -> Adapter:
+    def _adapting(self, net: nn.Module) -> Adapter:
         return Adapter(net, self.choice, is_flat=bool(self.planes))
 
     @property
     def bare(self) -> Adapter:
         """This net without the pre- and postprocessing of a package."""
         inner = bare_net(self.net)
-        return self if inner is self.net else self._around(inner)
+        return self if inner is self.net else self._adapting(inner)
 
     @property
     def slice_axis(self) -> int | None:  # type: ignore[override]  # follows from the planes
@@ -89,7 +89,7 @@ class Adapter(ServedNet):
         return self.in_volume(self.declaration.fixed or (0, 0, 0), 0)
 
     def in_volume(self, sizes: Sequence[int], across: int) -> Triple:
-        """Return sizes of the net's own axes along z, y, x; `across` is that of slices where two are given."""
+        """Return sizes along the net's own axes as z, y, x; of two sizes, `across` is the one across slices."""
         own = (across, *sizes) if len(sizes) == 2 else tuple(sizes)
         result = [0, 0, 0]
         for plane in self.planes or ("yx",):
@@ -109,20 +109,18 @@ class Adapter(ServedNet):
         return super().to(*args, **kwargs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        out = self._out(windows)
+        if self.planes:
+            outs = [self._over(windows, plane) for plane in self.planes]
+        else:
+            outs = [pick(self._call_net(windows), windows.shape, self.taken)]
+        out = self._evened(outs[0] if len(outs) == 1 else _mean_of_planes(outs, windows.shape), windows.shape)
         if not torch.is_grad_enabled():  # of a net whose code takes gradients
             out = out.detach()
         # classes and thresholds are numbers as others
         return out.float() if windows.is_floating_point() and not out.is_floating_point() else out
 
-    def _out(self, windows: torch.Tensor) -> torch.Tensor:
-        if not self.planes:
-            return self._evened(pick(self._call(windows), windows.shape, self.taken), windows.shape)
-        outs = [self._over(windows, plane) for plane in self.planes]
-        return self._evened(outs[0] if len(outs) == 1 else _mean(outs, windows.shape), windows.shape)
-
     def _evened(self, out: torch.Tensor, window: Sequence[int]) -> torch.Tensor:
-        """Return an output that lacks as many voxels before as behind."""
+        """Return `out` cut so that it lacks as many voxels at the low faces of its window as at the high ones."""
         if self.uneven is None or not any(m % n for n, m in zip(window[2:], out.shape[2:], strict=True)):
             return out
         try:
@@ -147,13 +145,13 @@ class Adapter(ServedNet):
         if self.is_package:  # whose axes are as its description has them
             return self.net(slices.clone())
         n, c, s, rows, columns = slices.shape
-        values = outputs_of(self._call(slices.movedim(2, 1).reshape(n * s, c, rows, columns)))
+        values = outputs_of(self._call_net(slices.movedim(2, 1).reshape(n * s, c, rows, columns)))
         return {
             name: out.reshape(n, s, *out.shape[1:]).movedim(1, 2) if out.ndim == 4 and len(out) == n * s else out
             for name, out in with_channels(values, (n * s, c, rows, columns)).items()
         }
 
-    def _call(self, data: torch.Tensor) -> Any:  # Any: whatever the net returns
+    def _call_net(self, data: torch.Tensor) -> Any:  # Any: whatever the net returns
         """Return what the net returns for a copy of `data`, which it may change."""
         if not self.one_by_one or len(data) == 1:
             return called(self.net, data)
@@ -162,23 +160,23 @@ class Adapter(ServedNet):
 
     def described_outputs(self, windows: torch.Tensor) -> tuple[str, ...]:
         """Return the outputs for `windows` by name and shape (C, z', y', x'); none of a net with a single one."""
-        values = self._outputs(windows)
-        return tuple(_described(values)) if len(values) > 1 else ()
+        values = self._outputs_by_name(windows)
+        return tuple(_names_and_shapes(values)) if len(values) > 1 else ()
 
     def arrays(self, windows: torch.Tensor) -> tuple[NetArray, ...]:
-        """Return the outputs for `windows` that are joined in one; none where there is one, or one is taken."""
+        """Return the outputs for `windows` that are joined in one tensor; none where one output is taken."""
         if self.taken != ALL:
             return ()
-        arrays = joined_arrays(self._outputs(windows))
+        arrays = joined_arrays(self._outputs_by_name(windows))
         if len(self.planes) > 1 and any(max(array.coarser) > 1 for array in arrays):
             raise OutputError("outputs of slices have different grids in several planes", "set net.plane to one plane")
         return arrays if len(arrays) > 1 else ()
 
-    def _outputs(self, windows: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _outputs_by_name(self, windows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the outputs (n, C, z', y', x') for `windows` by name, of slices in the first of the planes."""
         with torch.inference_mode():
             if not self.planes:
-                return with_channels(outputs_of(self._call(windows)), windows.shape)
+                return with_channels(outputs_of(self._call_net(windows)), windows.shape)
             order = ORDERS[self.planes[0]]
             across = windows.permute(0, 1, *(2 + axis for axis in order))
             values = outputs_of(self._of_slices(_with_neighbours(across, self.context)))
@@ -201,16 +199,6 @@ def called(net: nn.Module, data: torch.Tensor) -> Any:  # Any: whatever the net 
         out = net(data.clone())
     _with_gradients.add(net)
     return out
-
-
-def adapted(net: nn.Module, choice: NetChoice) -> Adapter:
-    """Return a user's `net` with the interface of ours.
-
-    Raises:
-        VolpipeError: the recipe asks for slices of a net that takes volumes.
-    """
-    is_asked = bool(choice.plane or choice.context)
-    return Adapter(net, choice, is_flat=takes_slices(net, choice.context or 0, is_asked=is_asked))
 
 
 def takes_slices(net: nn.Module, context: int, *, is_asked: bool) -> bool:
@@ -287,8 +275,8 @@ def _with_neighbours(slices: torch.Tensor, context: int) -> torch.Tensor:
     return torch.cat([around.narrow(2, offset, count) for offset in range(2 * context + 1)], 1)
 
 
-def _mean(outs: Sequence[torch.Tensor], window: Sequence[int]) -> torch.Tensor:
-    """Return the mean of the outputs of several planes, over the voxels that all have."""
+def _mean_of_planes(outs: Sequence[torch.Tensor], window: Sequence[int]) -> torch.Tensor:
+    """Return the mean of the outputs of several planes, over the voxels that all of them have."""
     least = [min(out.shape[axis] for out in outs) for axis in range(2, 5)]
     if any(out.shape[axis] > window[axis] for out in outs for axis in range(2, 5)):
         raise OutputError(
@@ -308,18 +296,18 @@ def outputs_of(value: object) -> dict[str, torch.Tensor]:
 
     Of another object, those that are its attributes.
     """
-    return dict(_flat(value, "", 0)) or dict(_flat(getattr(value, "__dict__", None), "", DEEPEST - 1))
+    return dict(_tensors_in(value, "", 0)) or dict(_tensors_in(getattr(value, "__dict__", None), "", DEEPEST - 1))
 
 
-def _flat(value: object, place: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors_in(value: object, place: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield place or "0", value
     elif depth < DEEPEST:
-        for name, entry in _entries(value):
-            yield from _flat(entry, f"{place}.{name}" if place else str(name), depth + 1)
+        for name, entry in _items_of(value):
+            yield from _tensors_in(entry, f"{place}.{name}" if place else str(name), depth + 1)
 
 
-def _entries(value: object) -> list[tuple[object, object]]:
+def _items_of(value: object) -> list[tuple[object, object]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -331,7 +319,7 @@ def _entries(value: object) -> list[tuple[object, object]]:
     return []
 
 
-def _described(values: Mapping[str, torch.Tensor]) -> list[str]:
+def _names_and_shapes(values: Mapping[str, torch.Tensor]) -> list[str]:
     return [f"{name} {tuple(out.shape[1:])}" for name, out in values.items()]
 
 
@@ -352,11 +340,16 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
             "let its forward return one",
         )
     values = with_channels(values, window)
-    listed = ", ".join(_described(values))
+    listed = ", ".join(_names_and_shapes(values))
     if output == ALL:
         return joined(values)
     if output is not None:
-        return _named(values, output, listed)
+        names = list(values)
+        name = names[output] if isinstance(output, int) and -1 < output < len(names) else str(output)
+        if name not in values:
+            hint = nearest(name, names)
+            raise OutputError(f"it has no output {output!r}{hint}; it gives {listed}", "set net.output to one of them")
+        return values[name]
     images = [out for out in values.values() if out.ndim == len(window)] if len(values) > 1 else list(values.values())
     alike = images if len(images) == 1 else [out for out in images if tuple(out.shape[2:]) == tuple(window[2:])]
     if len(alike) != 1:
@@ -368,7 +361,7 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
 
 
 def with_channels(values: Mapping[str, torch.Tensor], window: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Return outputs with the axis of channels, or of windows where there is one, that their net left out.
+    """Return outputs with an axis of channels, and one of windows, where their net left these out.
 
     Of several outputs, others than those on the grid of the window may mean something else, and stay.
 
@@ -395,22 +388,13 @@ def with_channels(values: Mapping[str, torch.Tensor], window: Sequence[int]) -> 
     return whole
 
 
-def _named(values: Mapping[str, torch.Tensor], output: int | str, listed: str) -> torch.Tensor:
-    names = list(values)
-    name = names[output] if isinstance(output, int) and -1 < output < len(names) else str(output)
-    if name not in values:
-        hint = nearest(name, names)
-        raise OutputError(f"it has no output {output!r}{hint}; it gives {listed}", "set net.output to one of them")
-    return values[name]
-
-
 def joined_arrays(values: Mapping[str, torch.Tensor]) -> tuple[NetArray, ...]:
     """Return how the outputs `values`, (n, C, z, y, x) by name, lie in the tensor that joins them.
 
     Raises:
         OutputError: one is no image, two are named alike, or their grids have no common voxels.
     """
-    listed = ", ".join(_described(values))
+    listed = ", ".join(_names_and_shapes(values))
     if any(out.ndim != 5 for out in values.values()):
         raise OutputError(f"not all of its outputs are images: {listed}", "name one of them with net.output")
     finest = [max(out.shape[axis] for out in values.values()) for axis in range(2, 5)]
@@ -435,7 +419,7 @@ def joined_arrays(values: Mapping[str, torch.Tensor]) -> tuple[NetArray, ...]:
 
 
 def joined(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the outputs `values` in one tensor, on the finest of their grids, over the voxels that all have."""
+    """Return the outputs `values` in one tensor, on the finest of their grids, over the voxels common to all."""
     arrays, parts = joined_arrays(values), list[torch.Tensor]()
     least = [
         min(out.shape[2 + axis] * array.coarser[axis] for out, array in zip(values.values(), arrays, strict=True))

@@ -15,18 +15,17 @@ from volpipe.nets.receptive_field import (
     LATERALS,
     SEED,
     Build,
+    MarginProbe,
     Net,
-    Probe,
-    Watch,
+    TimeLimit,
     noise,
     only_sizes,
     randomised,
     shifts,
     takes,
-    with_size,
 )
 from volpipe.nets.receptive_field_probe import reaches_past
-from volpipe.nets.window_sizes import AxisSizes
+from volpipe.nets.window_sizes import AxisSizes, with_size
 
 if TYPE_CHECKING:
     import torch
@@ -40,12 +39,12 @@ def find_nondeterminism(build: Build, in_channels: int, windows: Sequence[Triple
     """
     import torch
 
-    from volpipe.nets.declared import bare_net, draws_weights
+    from volpipe.nets.declared import bare_net, served
 
     def seeded() -> nn.Module:
         net = bare_net(build())
         torch.default_generator.manual_seed(SEED)  # after building, so that random parts of the net's own differ
-        return net if draws_weights(net) else randomised(net, positive=False)
+        return net if served(net).draws_weights else randomised(net, positive=False)
 
     with torch.random.fork_rng(devices=[]):
         first, second = seeded(), seeded()
@@ -90,13 +89,13 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
         torch.default_generator.manual_seed(SEED)
         net = bare_net(build())
         sizes = only_sizes_of(net)
-        mixed = randomised(bare_net(build()), positive=False)
+        random_net = randomised(bare_net(build()), positive=False)
         if any(declared.margin):
             small = triple(max(1, 2 * halo) for halo in declared.halo)
             try:
-                return _disagreement_of_margins(build, net, mixed, in_channels, declared, small)
+                return _disagreement_of_margins(build, net, random_net, in_channels, declared, small)
             except UnmeasurableError:  # it takes longer windows alone
-                return _disagreement_of_margins(build, net, mixed, in_channels, declared, window)
+                return _disagreement_of_margins(build, net, random_net, in_channels, declared, window)
         loaded = bare_net(build())
         positive = randomised(net, positive=True)
         halo = declared.aligned_halo()
@@ -108,14 +107,14 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
                     return f"halo along {'zyx'[axis]}"
             margin = halo[axis] + stride
             if not sizes[axis] and not all(
-                shifts(each, in_channels, axis, shape, margin, stride, ratio) for each in (mixed, loaded)
+                shifts(each, in_channels, axis, shape, margin, stride, ratio) for each in (random_net, loaded)
             ):
                 return f"stride along {'zyx'[axis]}"
     return ""
 
 
 def _disagreement_of_margins(
-    build: Build, net: nn.Module, mixed: nn.Module, in_channels: int, declared: Geometry, least: Triple
+    build: Build, net: nn.Module, random_net: nn.Module, in_channels: int, declared: Geometry, least: Triple
 ) -> str:
     """Return the wrong number of a net whose output lacks a margin; "" where windows of `least` and more agree."""
     axes = [
@@ -126,7 +125,7 @@ def _disagreement_of_margins(
     ]
     sizes = only_sizes(net)
     window = triple(only or own.least for only, own in zip(sizes, axes, strict=True))
-    probe = Probe(build, net, mixed, in_channels, axes, sizes, Watch(), window)
+    probe = MarginProbe(build, net, random_net, in_channels, axes, sizes, TimeLimit(), window)
     halo = declared.aligned_halo()
     inner = [r.out(h - m) for r, h, m in zip(declared.ratios, halo, declared.margin, strict=True)]
     for axis in range(3):

@@ -16,10 +16,10 @@ from torch import nn
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.adapter import called, outputs_of
-from volpipe.nets.bioimageio_ops import EACH, LETTERS, STATISTICS, Step, output_intensity, split_normalisation
+from volpipe.nets.bioimageio_ops import LETTERS, StatisticsStep, Step, output_intensity, split_normalisation
 from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
 from volpipe.nets.declared import Declaration, ServedNet
-from volpipe.nets.net_geometry import Region
+from volpipe.nets.net_geometry import LabelRegion
 from volpipe.nets.onnx import OnnxGraph, check_size
 
 RELATIVE = 1e-4  # of the largest expected value, where a package has no tolerance
@@ -59,11 +59,15 @@ class PackageNet(ServedNet):
         self.normalise, before = split_normalisation(package.input.steps, package.input.channels)
         self._before: Sequence[Step] = () if is_bare else before
         self._after: Sequence[Step] = () if is_bare else package.output.steps
-        _check_output(package.output.steps)
+        for step in package.output.steps:
+            if isinstance(step, StatisticsStep):
+                raise VolpipeError(
+                    f"{step.name} of the output rests on statistics that nobody knows before the run; it is not served"
+                )
         is_flat = "z" not in package.input.axes
         several = range(package.output.channels if package.output.channels > 1 else 0)
-        is_each = any(step.kind in EACH for step in package.output.steps)  # each channel for itself
-        regions = tuple(Region(f"channel {i}") for i in several if is_each) or None
+        is_each = any(step.is_each for step in package.output.steps)
+        regions = tuple(LabelRegion(f"channel {i}") for i in several if is_each) or None
         self.is_package, self.planes, self.slice_axis = True, ("yx",) if is_flat else (), 0 if is_flat else None
         sizes = list(zip(FLAT_WINDOW if is_flat else WINDOW, package.least, package.step, strict=True))
         whole = [least + align_up(max(0, size - least), step) if step else least for size, least, step in sizes]
@@ -95,11 +99,11 @@ class PackageNet(ServedNet):
     @property
     def notes(self) -> list[str]:
         """Differences from the package's own pipeline, one sentence each."""
-        steps = [step.kind for step in self.package.input.steps if step.kind in STATISTICS]
         return [
-            f"{kind} takes the statistics of the whole volume (normalise.method={self.normalise.method}), not of each "
-            "window, which would make seams"
-            for kind in steps
+            f"{step.name} takes the statistics of the whole volume (normalise.method={self.normalise.method}), not of "
+            "each window, which would make seams"
+            for step in self.package.input.steps
+            if isinstance(step, StatisticsStep)
         ]
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
@@ -111,28 +115,24 @@ class PackageNet(ServedNet):
                     f"net {self.package.name} takes windows of {self.package.least} voxels or more, not {sizes}; "
                     "set windows.shape to so many"
                 )
-        out = _through(self._after, self._run(_through(self._before, windows))).float()
+        out = _through(self._after, self._bare_output(_through(self._before, windows))).float()
         return out if torch.is_grad_enabled() else out.detach()
 
-    def _run(self, data: torch.Tensor) -> torch.Tensor:
+    def _bare_output(self, data: torch.Tensor) -> torch.Tensor:
         """Return the bare network's output for `data` (n, c, z, y, x)."""
         source, target = self.package.input, self.package.output
         flat = "z" not in source.axes
         n, c, z, y, x = data.shape
         if flat:
             data = data.movedim(2, 1).reshape(n * z, c, 1, y, x)
-        whole = "b" in source.axes and not flat and self._takes_batches
-        parts = [data] if whole else torch.split(data, 1)
-        out = torch.cat([_from_axes(self._call(_to_axes(part, source)), target) for part in parts])
+        takes_all = "b" in source.axes and not flat
+        if takes_all and isinstance(self._inner, OnnxGraph):  # whose number of windows may be fixed
+            takes_all = not isinstance(self._inner.input.shape[source.axes.index("b")], int)
+        parts = [data] if takes_all else torch.split(data, 1)
+        out = torch.cat([_from_axes(self._call_inner(_to_axes(part, source)), target) for part in parts])
         return out.reshape(n, z, out.shape[1], *out.shape[3:]).movedim(1, 2) if flat else out
 
-    @property
-    def _takes_batches(self) -> bool:
-        if not isinstance(self._inner, OnnxGraph):
-            return True
-        return not isinstance(self._inner.input.shape[self.package.input.axes.index("b")], int)
-
-    def _call(self, data: torch.Tensor) -> torch.Tensor:
+    def _call_inner(self, data: torch.Tensor) -> torch.Tensor:
         inner = self._inner
         out: Any = (
             called(inner, data) if isinstance(inner, nn.Module) else inner(data)
@@ -145,10 +145,6 @@ class PackageNet(ServedNet):
             raise VolpipeError(f"net {self.package.name} makes {what}, its package says {self.package.output.axes}")
         return out
 
-    @property
-    def _growth(self) -> tuple[Triple, Triple, Triple]:
-        return self.package.margin, self.package.scale, self.package.shrink
-
     def test(self) -> SelfTestResult:
         """Return the result of the package's own test, with statistics of the test's own tensor.
 
@@ -159,13 +155,16 @@ class PackageNet(ServedNet):
         window, expected = _tensor(self.package.name, source), _tensor(self.package.name, target)
         try:
             with torch.inference_mode():
-                out = _through(target.steps, self._run(_through(source.steps, _from_axes(window, source).float())))
+                out = _through(
+                    target.steps, self._bare_output(_through(source.steps, _from_axes(window, source).float()))
+                )
         except VolpipeError:
             raise
         except Exception as error:  # whatever the net's code raises
             raise VolpipeError(f"net {self.package.name} fails over its own test: {error}") from error
         result = _to_axes(out, target)
-        sizes = zip(_from_axes(window, source).shape[2:], *self._growth, strict=True)
+        package, given = self.package, _from_axes(window, source).shape[2:]
+        sizes = zip(given, package.margin, package.scale, package.shrink, strict=True)
         described = tuple((n - 2 * margin) * scale // shrink for n, margin, scale, shrink in sizes)
         if tuple(out.shape[2:]) != described:
             raise VolpipeError(
@@ -220,7 +219,7 @@ def compare(result: np.ndarray, expected: np.ndarray, tolerance: Tolerance | Non
 
 
 def _sizes_of(inner: nn.Module | OnnxGraph, axes: str) -> Triple:
-    """Return the only sizes (z, y, x) that a graph takes; 0 where it takes others, and for modules."""
+    """Return the sizes (z, y, x) that are fixed in a graph; 0 along an axis of any size, and for modules."""
     if not isinstance(inner, OnnxGraph):
         return 0, 0, 0
     shape = inner.input.shape
@@ -228,14 +227,6 @@ def _sizes_of(inner: nn.Module | OnnxGraph, axes: str) -> Triple:
         raise VolpipeError(f"net {inner.path.name} has {len(shape)} axes, its package says {axes}")
     known = {letter: n if isinstance(n, int) else 0 for letter, n in zip(axes, shape, strict=True)}
     return known.get("z", 0), known["y"], known["x"]
-
-
-def _check_output(steps: Sequence[Step]) -> None:
-    for step in steps:
-        if step.kind in STATISTICS:
-            raise VolpipeError(
-                f"{step.kind} of the output rests on statistics that nobody knows before the run; it is not served"
-            )
 
 
 def _through(steps: Sequence[Step], data: torch.Tensor) -> torch.Tensor:

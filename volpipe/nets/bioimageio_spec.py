@@ -134,10 +134,10 @@ def open_package(path: Path, output: int | str | None = None) -> Package:
         VolpipeError: it is no package, or needs an unsupported feature, which the message names.
     """
     file = description_file(path)
-    source = _parse(file)
-    description, version = _validate(file, source)
+    source = _read_description(file)
+    description, version = _checked_description(file, source)
     try:
-        return _package(file.parent, description, source.get("config"), output, is_new=version >= (0, 5))
+        return _package_of(file.parent, description, source.get("config"), output, is_new=version >= (0, 5))
     except VolpipeError as error:
         raise VolpipeError(f"package {path.name}: {error}") from error
 
@@ -212,7 +212,7 @@ def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
         )
 
 
-def _validate(file: Path, source: dict[str, Any]) -> tuple[Mapping[str, Any], tuple[int, ...]]:  # Any: JSON
+def _checked_description(file: Path, source: dict[str, Any]) -> tuple[Mapping[str, Any], tuple[int, ...]]:  # Any: JSON
     """Return a description, checked and completed by bioimageio.spec, and its format."""
     try:
         from bioimageio.spec import InvalidDescr, ValidationContext, build_description
@@ -232,7 +232,7 @@ def _validate(file: Path, source: dict[str, Any]) -> tuple[Mapping[str, Any], tu
     return model.model_dump(mode="json"), version
 
 
-def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
+def _read_description(file: Path) -> dict[str, Any]:  # Any: YAML
     import yaml
 
     if file.stat().st_size > MOST_TEXT:
@@ -242,7 +242,7 @@ def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
         raise VolpipeError(f"{file} is no description of a package, but looks like {instead}")
     try:
         num_aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
-        description = _plain(yaml.safe_load(text)) if num_aliases <= MOST_ALIASES else None
+        description = _plain_values(yaml.safe_load(text)) if num_aliases <= MOST_ALIASES else None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise VolpipeError(f"{file} is no YAML that can be read: {describe_error(error)}") from error
     if num_aliases > MOST_ALIASES:
@@ -254,12 +254,12 @@ def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
     return description
 
 
-def _plain(value: Any) -> Any:  # Any: YAML
+def _plain_values(value: Any) -> Any:  # Any: YAML
     """Return `value` with dates as texts, and with numbers such as 1e-3, texts in YAML 1.1, as numbers."""
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [_plain_values(inner) for inner in value]
     if isinstance(value, str) and "e" in value.lower() and value[:1] in "+-.0123456789":
         try:
             return float(value)
@@ -268,13 +268,15 @@ def _plain(value: Any) -> Any:  # Any: YAML
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-def _package(
+def _package_of(
     folder: Path, description: Mapping[str, Any], config: Any, output: int | str | None, *, is_new: bool
 ) -> Package:  # Any: JSON
     """Return the package of a description; `config` is its section of that name, without defaults."""
     inputs, outputs = description["inputs"], description["outputs"]
     if len(inputs) != 1:
-        raise VolpipeError(f"it has {len(inputs)} inputs ({', '.join(map(_name, inputs))}); packages of one are run")
+        raise VolpipeError(
+            f"it has {len(inputs)} inputs ({', '.join(map(_tensor_name, inputs))}); packages of one are run"
+        )
     index = _output_index(outputs, output)
     source, target = inputs[0], outputs[index]
     read = _read_new if is_new else _read_old
@@ -284,23 +286,37 @@ def _package(
     if set(axes) - set("bc") != set(out_axes) - set("bc"):
         raise VolpipeError(f"it makes axes {out_axes} of {axes}; those of space must stay")
     tests = (
-        _test(folder, source, (description.get("test_inputs") or ())[:1]),
-        _test(folder, target, (description.get("test_outputs") or ())[index : index + 1]),
+        _test_file(folder, source, (description.get("test_inputs") or ())[:1]),
+        _test_file(folder, target, (description.get("test_outputs") or ())[index : index + 1]),
     )
     spatial = [sizes.get(axis, (1, 1)) for axis in SPACE]  # along z, slices go one by one
     scale, shrink, margin = map(triple, zip(*(growth.get(axis, (1, 1, 0)) for axis in SPACE), strict=True))
     cropped = [-(-halo.get(axis, 0) * r // s) for axis, s, r in zip(SPACE, scale, shrink, strict=True)]
+    data = target.get("data")
+    first = data[0] if isinstance(data, list) else data
+    entries = description["weights"]
+    present = {kind: entry for kind, entry in entries.items() if entry}
+    weights = [Weights(kind, folder, present[kind]) for kind in SUPPORTED if kind in present]
+    if not weights:
+        raise VolpipeError(f"it has weights of {', '.join(present) or 'no kind'}; {', '.join(SUPPORTED)} are run")
+    weights.sort(key=lambda w: "://" in str(w.entry["source"]))  # files in the package first
     return Package(
         name=str(description["name"]),
         folder=folder,
-        input=TensorSpec(_name(source), axes, channels, _steps(source, "preprocessing"), tests[0]),
-        output=TensorSpec(_name(target), out_axes, out_channels, _steps(target, "postprocessing"), tests[1]),
+        input=TensorSpec(_tensor_name(source), axes, channels, _read_steps(source, "preprocessing"), tests[0]),
+        output=TensorSpec(
+            _tensor_name(target), out_axes, out_channels, _read_steps(target, "postprocessing"), tests[1]
+        ),
         least=triple([n for n, _ in spatial]),
         step=triple([k for _, k in spatial]),
         scale=scale,
         halo=triple(map(int.__add__, margin, cropped)) if any(halo.values()) else None,
-        weights=_weights(folder, description["weights"]),
-        tolerance=_tolerances(config, _name(target), is_discrete=_dtype(target) in DISCRETE),
+        weights={w.kind: w for w in weights},
+        tolerance=_tolerances(
+            config,
+            _tensor_name(target),
+            is_discrete=str(first["type"] if first else target.get("data_type")) in DISCRETE,
+        ),
         shrink=shrink,
         margin=margin,
         output_index=index,
@@ -309,8 +325,8 @@ def _package(
 
 
 def _output_index(outputs: Sequence[Mapping[str, Any]], output: int | str | None) -> int:  # Any: JSON
-    """Return the place of the output that is asked for; without a wish, of the only one, or the only image."""
-    names = list(map(_name, outputs))
+    """Return the place in `outputs` of the output that the recipe names, else of the only one, or the only image."""
+    names = list(map(_tensor_name, outputs))
     if output is not None:
         if output in names:
             return names.index(str(output))
@@ -340,13 +356,13 @@ def _read_input(tensor: Mapping[str, Any], *, is_new: bool) -> tuple[str, list[i
     else:
         axes = _check_axes("".join(map(_letter, tensor["axes"])))
         by_name = {axis["id"]: axis for axis in tensor["axes"]}
-        pairs = [_size(axis, by_name, tensor["id"]) for axis in tensor["axes"]]
+        pairs = [_axis_size(axis, by_name, tensor["id"]) for axis in tensor["axes"]]
         least, step = [n for n, _ in pairs], [k for _, k in pairs]
     channels = least[axes.index("c")] if "c" in axes else 1
     return axes, least, step, channels
 
 
-def _size(axis: Mapping[str, Any], others: Mapping[str, Any], tensor: str) -> tuple[int, int]:  # Any: JSON
+def _axis_size(axis: Mapping[str, Any], others: Mapping[str, Any], tensor: str) -> tuple[int, int]:  # Any: JSON
     """Return the least size and the step of an axis of an input, 0 for a fixed size."""
     if axis["type"] == "channel":
         return len(axis["channel_names"]), 0
@@ -361,7 +377,7 @@ def _size(axis: Mapping[str, Any], others: Mapping[str, Any], tensor: str) -> tu
     if other is not None and size["tensor_id"] == tensor and not size["offset"]:
         theirs = other.get("size")
         if isinstance(theirs, int) or (theirs and "min" in theirs):
-            return _size(other, others, tensor)
+            return _axis_size(other, others, tensor)
     raise VolpipeError(f"the size of its axis {axis['id']} follows from {size['tensor_id']}.{size['axis_id']}")
 
 
@@ -386,7 +402,7 @@ def _read_new(tensor: Mapping[str, Any], sizes: Sizes, source: Mapping[str, Any]
             scale[letter] = _ratio(letter, size, sizes)
         elif size.get("axis_id") == axis["id"] and size["tensor_id"] == source["id"]:
             factor = source_axes[axis["id"]]["scale"] / axis["scale"]
-            scale[letter] = _whole(letter, factor, size["offset"])
+            scale[letter] = _whole_growth(letter, factor, size["offset"])
         else:
             raise VolpipeError(f"the size of its output along {letter} does not follow from its input along {letter}")
         halo[letter] = axis.get("halo") or 0
@@ -404,7 +420,7 @@ def _read_old(tensor: Mapping[str, Any], sizes: Sizes, source: Mapping[str, Any]
             if letter == "c":
                 channels = round(sizes.get("c", (1, 0))[0] * factor + offset)
             elif letter in SPACE:
-                scale[letter] = _whole(letter, factor, offset)
+                scale[letter] = _whole_growth(letter, factor, offset)
         elif letter == "c":
             channels = shape[i]
         elif letter in SPACE:
@@ -420,10 +436,10 @@ def _ratio(letter: str, size: int, sizes: Sizes) -> Growth:
         raise VolpipeError(f"its output has {size} voxels along {letter} whatever its input has")
     if size < least and least % size and (least - size) % 2 == 0:
         return 1, 1, (least - size) // 2
-    return _whole(letter, size / least, 0)
+    return _whole_growth(letter, size / least, 0)
 
 
-def _whole(letter: str, factor: float, offset: float) -> Growth:
+def _whole_growth(letter: str, factor: float, offset: float) -> Growth:
     """Return the growth of an output of `factor` times the voxels of its input, and `offset` more."""
     scale, shrink = (round(factor), 1) if factor >= 1 else (1, round(1 / max(factor, 1e-9)))
     margin = -offset / 2 / max(factor, 1e-9)
@@ -449,22 +465,15 @@ def _check_axes(axes: str) -> str:
     return axes
 
 
-def _steps(tensor: Mapping[str, Any], key: str) -> tuple[Step, ...]:  # Any: JSON
+def _read_steps(tensor: Mapping[str, Any], key: str) -> tuple[Step, ...]:  # Any: JSON
     return tuple(map(read_step, tensor.get(key) or ()))
 
 
-def _name(tensor: Mapping[str, Any]) -> str:  # Any: JSON
+def _tensor_name(tensor: Mapping[str, Any]) -> str:  # Any: JSON
     return str(tensor.get("id", tensor.get("name")))
 
 
-def _dtype(tensor: Mapping[str, Any]) -> str:  # Any: JSON
-    """Return the type of a tensor's values, of format 0.5 or 0.4."""
-    data = tensor.get("data")
-    first = data[0] if isinstance(data, list) else data
-    return str(first["type"] if first else tensor.get("data_type"))
-
-
-def _test(folder: Path, tensor: Mapping[str, Any], old: Sequence[str] | None) -> Path | None:  # Any: JSON
+def _test_file(folder: Path, tensor: Mapping[str, Any], old: Sequence[str] | None) -> Path | None:  # Any: JSON
     """Return the file of a test tensor, of format 0.5; or of 0.4, from the list `old`."""
     entry = tensor.get("test_tensor") or ({"source": old[0]} if old else None)
     return None if entry is None else resolve_file(folder, entry)
@@ -492,15 +501,6 @@ def resolve_file(folder: Path, entry: Mapping[str, Any]) -> Path:  # Any: JSON
             f"its file {source} has SHA-256 {digest}, the description says {expected}: it is another file"
         )
     return file
-
-
-def _weights(folder: Path, entries: Mapping[str, Any]) -> Mapping[str, Weights]:  # Any: JSON
-    present = {kind: entry for kind, entry in entries.items() if entry}
-    weights = [Weights(kind, folder, present[kind]) for kind in SUPPORTED if kind in present]
-    if not weights:
-        raise VolpipeError(f"it has weights of {', '.join(present) or 'no kind'}; {', '.join(SUPPORTED)} are run")
-    weights.sort(key=lambda w: "://" in str(w.entry["source"]))  # files in the package first
-    return {w.kind: w for w in weights}
 
 
 def _tolerances(config: Any, name: str, is_discrete: bool) -> Mapping[str, Tolerance]:  # Any: YAML

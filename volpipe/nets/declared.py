@@ -27,30 +27,30 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.net_geometry import Interpolation, Region
+from volpipe.nets.net_geometry import Interpolation, LabelRegion
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import Normalise, Output, Windows
 
 NAME = "volpipe"  # of the attribute
 
 
-def _whole(value: object) -> object:
+def _as_whole_number(value: object) -> object:
     """Return a whole number of any library as Python's; anything else as it is, to be refused."""
     if isinstance(value, bool | str | float):
         raise ValueError(f"{value!r} is no whole number")
     return operator.index(value) if hasattr(value, "__index__") else value
 
 
-def _listed(value: object) -> object:
+def _as_tuple(value: object) -> object:
     """Return the entries of a sequence of any library as a tuple."""
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
 
 
-Count = Annotated[PositiveInt, BeforeValidator(_whole)]
-Voxels = Annotated[NonNegativeInt, BeforeValidator(_whole)]
-Sizes = Annotated[tuple[Count, ...], Field(min_length=2, max_length=3), BeforeValidator(_listed)]
-Sides = Annotated[tuple[Voxels, ...], Field(min_length=2, max_length=3), BeforeValidator(_listed)]
-Lengths = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=3, max_length=3), BeforeValidator(_listed)]
+Count = Annotated[PositiveInt, BeforeValidator(_as_whole_number)]
+Voxels = Annotated[NonNegativeInt, BeforeValidator(_as_whole_number)]
+Sizes = Annotated[tuple[Count, ...], Field(min_length=2, max_length=3), BeforeValidator(_as_tuple)]
+Sides = Annotated[tuple[Voxels, ...], Field(min_length=2, max_length=3), BeforeValidator(_as_tuple)]
+Lengths = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=3, max_length=3), BeforeValidator(_as_tuple)]
 
 
 class Declaration(BaseModel):
@@ -84,11 +84,11 @@ class Declaration(BaseModel):
     logits: str | None = None
     windows: Windows | None = None
     output: Output | None = None
-    padding: Annotated[tuple[float, ...], BeforeValidator(_listed)] | None = None
+    padding: Annotated[tuple[float, ...], BeforeValidator(_as_tuple)] | None = None
     spacing: Lengths | None = None
     interpolation: Interpolation | None = None
     crops_zeros: StrictBool | None = None
-    regions: tuple[Region, ...] | None = None
+    regions: tuple[LabelRegion, ...] | None = None
     least: Sizes | None = None
 
     def of(self, keys: Iterable[str]) -> dict[str, Any]:  # Any: of the keys' types
@@ -124,7 +124,7 @@ def declared(net: nn.Module, name: str = "") -> Declaration:
 
 
 class ServedNet(nn.Module):
-    """A net in a module of ours, with what is known of it; a user's net has none of these as ours, whatever its names.
+    """A net in a module of volpipe, with its facts as attributes; a user's net may have attributes of the same names.
 
     Attributes:
         declaration: what its file or its maker says of it.
@@ -134,6 +134,7 @@ class ServedNet(nn.Module):
         varying: parts that look at the whole window; None where that is to be looked for.
         num_numbers: in its tensors, where they are no parameters of the module.
         draws_weights: whether `with_random_weights` gives one with others.
+        slice_axis: the axis across the slices that it takes one by one; None of a net of volumes or several planes.
     """
 
     declaration: Declaration = NOTHING
@@ -152,7 +153,7 @@ class ServedNet(nn.Module):
 
     @property
     def bare(self) -> nn.Module:
-        """This net without what is done to values before and after."""
+        """This net without its pre- and postprocessing."""
         return self
 
     def with_random_weights(self, *, positive: bool) -> Self:
@@ -160,31 +161,19 @@ class ServedNet(nn.Module):
         raise NotImplementedError
 
 
+PLAIN = ServedNet()  # a net of volumes with no context, whose weights are its parameters
+
+
 def bare_net(net: nn.Module) -> nn.Module:
     """Return the bare network of a package, without its pre- and postprocessing; other nets as they are."""
     return net.bare if isinstance(net, ServedNet) else net
 
 
-def context_of(net: nn.Module) -> int:
-    """Return the neighbouring slices on each side that `net` gets as channels."""
-    return net.context if isinstance(net, ServedNet) else 0
-
-
-def planes_of(net: nn.Module) -> tuple[str, ...]:
-    """Return the planes that a net of slices is run over; none of a net of volumes."""
-    return net.planes if isinstance(net, ServedNet) else ()
-
-
-def slice_axis_of(net: nn.Module) -> int | None:
-    """Return the axis across the slices that a net takes one by one; None of a net of volumes or several planes."""
-    return net.slice_axis if isinstance(net, ServedNet) else None
+def served(net: nn.Module) -> ServedNet:
+    """Return `net` if it is in a module of ours, else a plain one, whose planes, context and weights are as of it."""
+    return net if isinstance(net, ServedNet) else PLAIN
 
 
 def only_sizes_of(net: nn.Module) -> Triple:
     """Return the only sizes (z, y, x) of windows that `net` takes; 0 along an axis where it takes others."""
     return net.fixed if isinstance(net, ServedNet) else triple(declared(net).fixed or (0, 0, 0))
-
-
-def draws_weights(net: nn.Module) -> bool:
-    """Return whether `net` makes random weights itself: they are no parameters of its module."""
-    return isinstance(net, ServedNet) and net.draws_weights

@@ -35,7 +35,7 @@ from volpipe.errors import PlanError, VolpipeError
 from volpipe.geometry.grid import triple
 from volpipe.nets.files import FUNCTION, is_program, place_of
 from volpipe.nets.identity import NetIdentity
-from volpipe.nets.net_geometry import Interpolation, NetArray, Region
+from volpipe.nets.net_geometry import Interpolation, LabelRegion, NetArray
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.on_grid import resampled
@@ -85,7 +85,7 @@ class NetFacts(BaseModel):
         spacing: lengths of a voxel (z, y, x) that it was trained on, in some unit; 0 along an axis where any will do.
         interpolation: how volumes of other voxels are resampled to these; None where they are refused.
         dtype: of what a function on arrays gives, which gets voxels as they are stored; "" of a net.
-        identity: what tells a user's net from others, beside its weights and its source.
+        identity: by which a user's net differs from others, beside its weights and its source.
         crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
         regions: one for each channel where these are no exclusive classes.
         least: the smallest window that its maker allows.
@@ -120,14 +120,14 @@ class NetFacts(BaseModel):
     spacing: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
     interpolation: Interpolation | None = None
     crops_zeros: bool = False
-    regions: tuple[Region, ...] = ()
+    regions: tuple[LabelRegion, ...] = ()
     least: Sizes = (1, 1, 1)
     dtype: str = ""
     identity: NetIdentity = NetIdentity()
 
     @model_serializer(mode="wrap")
     def _of_net(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Return all of it, without what few nets have where it has none of that."""
+        """Return the facts as a dictionary, without the rare ones that this net does not have."""
         tree: dict[str, object] = dump(self)
         is_set = {
             "dtype": self.dtype, "regions": self.regions, "least": max(self.least) > 1,
@@ -136,13 +136,13 @@ class NetFacts(BaseModel):
         return {key: value for key, value in tree.items() if is_set.get(key, True)}
 
     def as_begun(self, begun: NetFacts) -> NetFacts:
-        """Return these facts, with what tells the net from others as of `begun`, if that is the same net."""
+        """Return these facts, with the identity as of `begun`, if that is the same net."""
         if begun.identity.differences(self.identity):
             return self
         return self.model_copy(update={"identity": begun.identity})
 
     def of_array(self, array: NetArray) -> NetFacts:
-        """Return the facts of one of the outputs that are joined."""
+        """Return the facts of `array`, one of the outputs that are joined."""
         sizes = zip(self.scale, self.shrink, array.coarser, strict=True)
         ratios = [Fraction(scale, shrink * coarser) for scale, shrink, coarser in sizes]
         return self.model_copy(
@@ -159,7 +159,7 @@ class NetFacts(BaseModel):
         return {"yx": 0, "zx": 1, "zy": 2}[self.planes[0]] if len(self.planes) == 1 else None
 
     def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:
-        """Return the voxels (z, y, x) that the net gives for a window of that many."""
+        """Return the shape (z, y, x) of the net's output for a window of the shape `window`."""
         sizes = zip(window, self.margin, self.scale, self.shrink, strict=True)
         return tuple((w - 2 * m) * s // u for w, m, s, u in sizes)
 
@@ -203,7 +203,7 @@ class WindowSpeeds(BaseModel):
     windows: tuple[WindowSpeed, ...] = ()
 
     def seconds(self, voxels: int) -> float | None:
-        """Return the seconds of a call, by the windows next in size that were measured; None where none was.
+        """Return the seconds of a call for so many `voxels`, from the measured windows next in size; None without any.
 
         What a voxel takes lies on lines between measured sizes, over their logarithm; beyond them it stays.
         """
@@ -230,7 +230,7 @@ class NetSpeeds(BaseModel):
         return found.get(arithmetic._replace(precision="float32") if is_tf32 else arithmetic)
 
 
-class Difference(BaseModel):
+class PrecisionDifference(BaseModel):
     """How the output of a net in another precision differs from that in float32, over an invented volume of 8 bits.
 
     Attributes:
@@ -301,7 +301,7 @@ def look_up(choice: NetChoice) -> Mapping[str, Any] | None:  # Any: JSON
 
     Facts of random weights hold for the release of torch that drew them.
     """
-    known = _entries().get(facts_key(choice))
+    known = _shipped_facts().get(facts_key(choice))
     if known is None or known["torch"] not in (None, torch_version()):
         return None
     facts: Mapping[str, Any] = known["facts"]
@@ -314,16 +314,16 @@ def shipped_speeds(choice: NetChoice) -> NetSpeeds | None:
     That does not depend on the weights.
     """
     key = shape_key(choice)
-    return next((NetSpeeds.model_validate(e["speeds"]) for e in _entries().values() if e["shape"] == key), None)
+    return next((NetSpeeds.model_validate(e["speeds"]) for e in _shipped_facts().values() if e["shape"] == key), None)
 
 
-def shipped_difference(choice: NetChoice) -> Difference | None:
+def shipped_difference(choice: NetChoice) -> PrecisionDifference | None:
     """Return the difference of the net of `choice` in bfloat16, with its weights; None if facts.json lacks it."""
-    known = _entries().get(facts_key(choice), {}).get("difference")
-    return None if known is None else Difference.model_validate(known)
+    known = _shipped_facts().get(facts_key(choice), {}).get("difference")
+    return None if known is None else PrecisionDifference.model_validate(known)
 
 
-def _entries() -> dict[str | None, dict[str, Any]]:  # Any: JSON
+def _shipped_facts() -> dict[str | None, dict[str, Any]]:  # Any: JSON
     """Return the entries of facts.json; none where it is missing, as in some checkouts: nets are built then."""
     try:
         entries: dict[str | None, dict[str, Any]] = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
@@ -396,7 +396,7 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
     """
     if net.in_channels != volume.num_channels:
         raise PlanError(
-            f"net {net.label} takes {_channels(net.in_channels)}, the volume {volume} has {volume.channels}; "
+            f"net {net.label} takes {_channel_count(net.in_channels)}, the volume {volume} has {volume.channels}; "
             + _remedy(volume, net)
         )
     _check_spacing(volume, net)
@@ -404,8 +404,8 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
     channels = [array.stop - array.first for array in net.arrays] or [net.out_channels]
     if offsets is not None and channels.count(len(offsets)) != 1:
         raise PlanError(
-            f"net.offsets names {_channels(len(offsets))}, net {net.label} makes {' and '.join(map(str, channels))}; "
-            "give one for each, or leave them out where they are no affinities"
+            f"net.offsets names {_channel_count(len(offsets))}, net {net.label} makes "
+            f"{' and '.join(map(str, channels))}; give one for each, or leave them out where they are no affinities"
         )
 
 
@@ -470,7 +470,7 @@ def _check_spacing(volume: Volume, net: NetFacts) -> None:
         )
 
 
-def _channels(count: int) -> str:
+def _channel_count(count: int) -> str:
     return "1 channel" if count == 1 else f"{count} channels"
 
 
@@ -480,13 +480,13 @@ def _remedy(volume: Volume, net: NetFacts) -> str:
     if net.planes and volume.num_channels == 1 and net.in_channels % 2:
         return (
             f"it is a net of slices: set net.context={net.in_channels // 2} if its channels are a slice and its "
-            f"neighbours, or choose an array of {_channels(net.in_channels)}"
+            f"neighbours, or choose an array of {_channel_count(net.in_channels)}"
         )
     if net.in_channels == 1:
         return f"choose a channel, such as --set input.channel=0, or {other_net}"
     if volume.view.channel is not None and volume.num_stored_channels == net.in_channels:
         return f"leave out input.channel, or choose {other_net}"
-    return f"choose {other_net}, or an array of {_channels(net.in_channels)}"
+    return f"choose {other_net}, or an array of {_channel_count(net.in_channels)}"
 
 
 def cautions(recipe: Recipe, facts: NetFacts) -> list[str]:
@@ -554,7 +554,8 @@ def with_net_defaults(recipe: Recipe, facts: NetFacts) -> Recipe:
     """
     recipe = recipe.model_copy(
         update={
-            "windows": _filled(recipe.windows, facts.windows), "output": _filled(recipe.output, facts.output)
+            "windows": _net_defaults(recipe.windows, facts.windows),
+            "output": _net_defaults(recipe.output, facts.output),
         }
     )  # fmt: skip
     windows = recipe.windows
@@ -567,7 +568,7 @@ def with_net_defaults(recipe: Recipe, facts: NetFacts) -> Recipe:
     return recipe.model_copy(update={"windows": windows.model_copy(update={"blend": blend, "placement": placement})})
 
 
-def _filled(own: S, asked: S | None) -> S:
+def _net_defaults(own: S, asked: S | None) -> S:
     """Return the section `own` of a recipe with what a net asks for, where it gives nothing itself."""
     if asked is None:
         return own

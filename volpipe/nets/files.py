@@ -14,9 +14,10 @@ import itertools
 import logging
 import re
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import NetChoice
@@ -30,173 +31,102 @@ if TYPE_CHECKING:
 
     from volpipe.nets.bioimageio_spec import Package, Weights
 
-PACKAGE = "a bioimage.io package"
-KINDS = {
-    ".pt": "TorchScript", ".pth": "TorchScript", ".ts": "TorchScript", ".pt2": "torch.export", ".onnx": "ONNX",
-    ".zip": PACKAGE, ".yaml": PACKAGE, ".yml": PACKAGE,
-}  # fmt: skip
 FUNCTION = "numpy:"  # before the name of a function on arrays
-MAKERS = {"nnunet": "a folder of nnU-Net", "monai": "a MONAI bundle"}  # by what stands before their folder
-CODE = ("TorchScript", "torch.export")  # packages say themselves what is in them
 VARYING = ("instance_norm", "group_norm")
 
 log = logging.getLogger(__name__)
 
 
-def is_program(name: str) -> bool:
-    """Tell whether the net `name` is a file, or a folder with a package, not a function."""
-    return maker_of(name) != "" or (":" not in name and (PurePath(name).suffix in KINDS or "/" in name))
+class NetFile(ABC):
+    """A kind of file or folder that is a net; `KINDS` lists them.
 
-
-def maker_of(name: str) -> str:
-    """Return what stands before the folder of another trainer that the net `name` is; "" for other nets."""
-    maker, colon, _ = name.partition(":")
-    return maker if colon and maker in MAKERS else ""
-
-
-def is_function(name: str) -> bool:
-    """Tell whether `name`, that of a net, names a function on arrays."""
-    return name.startswith(FUNCTION)
-
-
-def place_of(name: str) -> str:
-    """Return the file or folder that the net `name`, a program, names."""
-    return name.partition(":")[2] if maker_of(name) else name
-
-
-def kind_of(name: str) -> str:
-    """Return what the file `name` holds, by its suffix; a folder holds a package."""
-    return MAKERS[maker_of(name)] if maker_of(name) else KINDS.get(PurePath(name).suffix, PACKAGE)
-
-
-def label_of(name: str) -> str:
-    """Return the net `name` as outputs are named after it: its function, file or folder."""
-    path = PurePath(place_of(name))
-    if not is_program(name):
-        return name.rpartition(":")[2]
-    if path.suffix in (".yaml", ".yml") and path.parent.name:
-        path = path.parent
-    # a file's name may hold any character
-    return re.sub(r"[^\w.-]+", "_", path.stem if path.suffix in KINDS else path.name).lstrip("_.-") or "net"
-
-
-def load_program(choice: NetChoice, search_path: str) -> nn.Module:
-    """Return the net in the file that `choice` names, on the CPU.
-
-    Raises:
-        VolpipeError: it is not trusted, there is no such file, or it is of another kind.
+    Attributes:
+        title: what is in it, as messages have it.
+        what: the same with its article.
+        suffixes: of files of this kind.
+        maker: what stands before its folder in the name of a net; "" of files, which have a suffix.
+        has_own_code: whether its files may run code of a user, which may open others.
+        has_weights_file: whether one file has all of its weights, by whose hash it is known.
     """
-    path = Path(search_path) / place_of(choice.name)
-    kind = kind_of(choice.name)
-    if maker_of(choice.name):
-        return _load_folder(choice, path)
-    if kind in CODE and not choice.trust_model:
-        raise VolpipeError(
-            f"net {choice.name} is a file of {kind}, which is code and runs with your rights; add --trust-model "
-            "(net.trust_model = true) if you trust its maker, or take its weights as safetensors with a net of your own"
-        )
-    if kind == PACKAGE:
-        return _load_package(choice, path)
-    if choice.options:
-        raise VolpipeError(f"net {choice.name} is a file of {kind}, which takes no options; leave out {choice.options}")
-    if not path.is_file():
-        raise VolpipeError(f"no net at {path}")
-    if kind == "ONNX":
-        from volpipe.nets.onnx import load_onnx
 
-        _check_no_weights(choice)
-        return load_onnx(path)
-    try:
-        return _load(path, kind)
-    except VolpipeError:
-        raise
-    except Exception as error:  # whatever torch raises for another file
-        raise VolpipeError(
-            f"{path} is no file of {kind}: {describe_error(error)}; "
-            "weights alone go to net.weights, and their net to net.name"
-        ) from error
+    title: ClassVar[str]
+    what: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    maker: ClassVar[str] = ""
+    has_own_code: ClassVar[bool] = False
+    has_weights_file: ClassVar[bool] = True
+
+    @abstractmethod
+    def load(self, choice: NetChoice, path: Path) -> nn.Module:
+        """Return the net at `path`, which `choice` names, on the CPU.
+
+        Raises:
+            VolpipeError: it is not trusted, there is no such file, or it is of another kind.
+        """
+
+    def weights_file(self, choice: NetChoice, path: Path) -> Path:
+        """Return the file with the weights of the net at `path`."""
+        return path
+
+    def sources(self, path: Path) -> list[Path]:
+        """Return the files that are the code of the net at `path`."""
+        if path.is_dir():
+            return sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml", ".py"))
+        return [path] if path.is_file() else []
 
 
-def _load_folder(choice: NetChoice, path: Path) -> nn.Module:
-    """Return the net in the folder at `path` that another trainer wrote."""
-    _check_no_weights(choice)
-    if not path.is_dir():
-        raise VolpipeError(f"no folder at {path}, which net.name={choice.name} names")
-    if maker_of(choice.name) == "nnunet":
-        from volpipe.nets.nnunet import load_results
+class TorchFile(NetFile):
+    """A file of torch's, which is code of its maker's and is loaded only if the recipe trusts it."""
 
-        return load_results(path, choice.options)
-    from volpipe.nets.monai_bundle import load_bundle
+    def load(self, choice: NetChoice, path: Path) -> nn.Module:
+        if not choice.trust_model:
+            raise VolpipeError(
+                f"net {choice.name} is {self.what}, which is code and runs with your rights; add --trust-model "
+                "(net.trust_model = true) if you trust its maker, or take its weights as safetensors with a net of "
+                "your own"
+            )
+        _check_file(choice, path, self)
+        try:
+            return self.read(path)
+        except VolpipeError:
+            raise
+        except Exception as error:  # whatever torch raises for another file
+            raise VolpipeError(
+                f"{path} is no file of {self.title}: {describe_error(error)}; "
+                "weights alone go to net.weights, and their net to net.name"
+            ) from error
 
-    return load_bundle(path, choice.options, trust=choice.trust_model)
-
-
-def _check_no_weights(choice: NetChoice) -> None:
-    if choice.weights is not None:
-        raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
-
-
-def _package(choice: NetChoice, path: Path) -> tuple[Package, Weights]:
-    """Return the package that `choice` names, and its weights in the format that the recipe asks for, if it does."""
-    from volpipe.nets.bioimageio_spec import open_package
-
-    _check_no_weights(choice)
-    if set(choice.options) - {"weights"}:
-        raise VolpipeError(
-            f"net {choice.name} is {PACKAGE}, whose one option is the format of weights; leave out {choice.options}"
-        )
-    if not path.exists():
-        raise VolpipeError(f"no net at {path}")
-    package, kind = open_package(path, choice.output), choice.options.get("weights")
-    return package, package.weights_in(None if kind is None else str(kind))
+    @abstractmethod
+    def read(self, path: Path) -> nn.Module:
+        """Return the net in the file at `path`; torch raises what it likes for another file."""
 
 
-def _load_package(choice: NetChoice, path: Path) -> nn.Module:
-    from volpipe.nets.bioimageio import PackageNet
-    from volpipe.nets.onnx import load_graph
+class TorchScriptFile(TorchFile):
+    """A program of TorchScript."""
 
-    package, weights = _package(choice, path)
-    if weights.kind == "onnx":
-        return PackageNet(package, weights.kind, load_graph(weights.file))
-    if not choice.trust_model:
-        raise VolpipeError(
-            f"package {package.name} has its net as {weights.kind}, which is code and runs with your rights; add "
-            "--trust-model (net.trust_model = true) if you trust its maker"
-        )
-    return PackageNet(package, weights.kind, _load_code(package, weights).eval())
+    title, what, suffixes = "TorchScript", "a file of TorchScript", (".pt", ".pth", ".ts")
 
-
-def _load_code(package: Package, weights: Weights) -> nn.Module:
-    """Return the net of a package whose weights are TorchScript, or a state dict for code in the package."""
-    from volpipe.nets.bioimageio import architecture
-    from volpipe.nets.bioimageio_spec import resolve_file
-
-    try:
-        if weights.kind == "torchscript":
-            return _load(weights.file, "TorchScript")
+    def read(self, path: Path) -> nn.Module:
         import torch
 
-        source = architecture(weights)
-        place = str(resolve_file(package.folder, source)) if "source" in source else source["import_from"]
-        net: nn.Module = load_function(f"{place}:{source['callable']}")(**source["kwargs"])
-        check_no_text(weights.file, "file of weights")
-        net.load_state_dict(torch.load(weights.file, map_location="cpu", weights_only=True))
-    except VolpipeError as error:
-        raise VolpipeError(f"package {package.name}: {error}") from error
-    except Exception as error:  # whatever torch and the package's code raise
-        raise VolpipeError(
-            f"package {package.name}: its {weights.kind} weights cannot be loaded: {describe_error(error)}"
-        ) from error
-    return net
+        check_no_text(path, "file of TorchScript")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # to whoever makes such files
+            net: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        return net
 
 
-def _load(path: Path, kind: str) -> nn.Module:
-    import torch
+class ExportedFile(TorchFile):
+    """A program of torch.export."""
 
-    from volpipe.nets.declared import Declaration
+    title, what, suffixes = "torch.export", "a file of torch.export", (".pt2",)
 
-    check_no_text(path, f"file of {kind}")
-    if kind == "torch.export":
+    def read(self, path: Path) -> nn.Module:
+        import torch
+
+        from volpipe.nets.declared import Declaration
+
+        check_no_text(path, "file of torch.export")
         program = torch.export.load(path)
         exported = program.module()
         windows = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
@@ -209,33 +139,199 @@ def _load(path: Path, kind: str) -> nn.Module:
             slices=len(shape) == 4, one_by_one=shape[0] == 1, in_channels=shape[1] or None, fixed=tuple(shape[2:])
         )
         return exported
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # to whoever makes such files
-        net: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-    return net
+
+
+class OnnxFile(NetFile):
+    """A graph of ONNX, which is data."""
+
+    title, what, suffixes = "ONNX", "a file of ONNX", (".onnx",)
+
+    def load(self, choice: NetChoice, path: Path) -> nn.Module:
+        _check_file(choice, path, self)
+        _check_no_weights(choice)
+        from volpipe.nets.onnx import load_onnx
+
+        return load_onnx(path)
+
+
+class PackageFile(NetFile):
+    """A package of bioimage.io: a zip, a description, or a folder with one; it says itself what is in it."""
+
+    title, what, suffixes = "a bioimage.io package", "a bioimage.io package", (".zip", ".yaml", ".yml")
+    has_own_code = True
+
+    def load(self, choice: NetChoice, path: Path) -> nn.Module:
+        from volpipe.nets.bioimageio import PackageNet
+        from volpipe.nets.onnx import load_graph
+
+        package, weights = self._open_package(choice, path)
+        if weights.kind == "onnx":
+            return PackageNet(package, weights.kind, load_graph(weights.file))
+        if not choice.trust_model:
+            raise VolpipeError(
+                f"package {package.name} has its net as {weights.kind}, which is code and runs with your rights; add "
+                "--trust-model (net.trust_model = true) if you trust its maker"
+            )
+        return PackageNet(package, weights.kind, self._load_code(package, weights).eval())
+
+    def weights_file(self, choice: NetChoice, path: Path) -> Path:
+        return self._open_package(choice, path)[1].file
+
+    def _open_package(self, choice: NetChoice, path: Path) -> tuple[Package, Weights]:
+        """Return the package that `choice` names, and its weights in the format that the recipe asks for."""
+        from volpipe.nets.bioimageio_spec import open_package
+
+        _check_no_weights(choice)
+        if set(choice.options) - {"weights"}:
+            raise VolpipeError(
+                f"net {choice.name} is {self.what}, whose one option is the format of weights; leave out "
+                f"{choice.options}"
+            )
+        if not path.exists():
+            raise VolpipeError(f"no net at {path}")
+        package, kind = open_package(path, choice.output), choice.options.get("weights")
+        return package, package.weights_in(None if kind is None else str(kind))
+
+    def _load_code(self, package: Package, weights: Weights) -> nn.Module:
+        """Return the net of a package whose weights are TorchScript, or a state dict for code in the package."""
+        from volpipe.nets.bioimageio import architecture
+        from volpipe.nets.bioimageio_spec import resolve_file
+
+        try:
+            if weights.kind == "torchscript":
+                return TorchScriptFile().read(weights.file)
+            import torch
+
+            source = architecture(weights)
+            place = str(resolve_file(package.folder, source)) if "source" in source else source["import_from"]
+            net: nn.Module = load_function(f"{place}:{source['callable']}")(**source["kwargs"])
+            check_no_text(weights.file, "file of weights")
+            net.load_state_dict(torch.load(weights.file, map_location="cpu", weights_only=True))
+        except VolpipeError as error:
+            raise VolpipeError(f"package {package.name}: {error}") from error
+        except Exception as error:  # whatever torch and the package's code raise
+            raise VolpipeError(
+                f"package {package.name}: its {weights.kind} weights cannot be loaded: {describe_error(error)}"
+            ) from error
+        return net
+
+
+class MakerFolder(NetFile):
+    """A folder that another trainer wrote, whose name stands before it, as nnunet:FOLDER."""
+
+    has_weights_file = False
+
+    def load(self, choice: NetChoice, path: Path) -> nn.Module:
+        _check_no_weights(choice)
+        if not path.is_dir():
+            raise VolpipeError(f"no folder at {path}, which net.name={choice.name} names")
+        return self.read(choice, path)
+
+    @abstractmethod
+    def read(self, choice: NetChoice, path: Path) -> nn.Module:
+        """Return the net in the folder at `path`."""
+
+    def sources(self, path: Path) -> list[Path]:
+        return sorted(p for p in (*path.glob("*.json"), *path.glob("configs/*")) if p.is_file())
+
+
+class NnunetFolder(MakerFolder):
+    """A folder of results of nnU-Net."""
+
+    title, what, maker = "a folder of nnU-Net", "a folder of nnU-Net", "nnunet"
+
+    def read(self, choice: NetChoice, path: Path) -> nn.Module:
+        from volpipe.nets.nnunet import load_results
+
+        return load_results(path, choice.options)
+
+
+class MonaiFolder(MakerFolder):
+    """A bundle of MONAI."""
+
+    title, what, maker = "a MONAI bundle", "a MONAI bundle", "monai"
+
+    def read(self, choice: NetChoice, path: Path) -> nn.Module:
+        from volpipe.nets.monai_bundle import load_bundle
+
+        return load_bundle(path, choice.options, trust=choice.trust_model)
+
+
+PACKAGE = PackageFile()  # what a folder is, and a file of no suffix that another kind has
+KINDS: tuple[NetFile, ...] = (TorchScriptFile(), ExportedFile(), OnnxFile(), PACKAGE, NnunetFolder(), MonaiFolder())
+SUFFIXES = frozenset(suffix for kind in KINDS for suffix in kind.suffixes)
+
+
+def _check_file(choice: NetChoice, path: Path, kind: NetFile) -> None:
+    """Refuse options for a file that takes none, and a file that is not there."""
+    if choice.options:
+        raise VolpipeError(f"net {choice.name} is {kind.what}, which takes no options; leave out {choice.options}")
+    if not path.is_file():
+        raise VolpipeError(f"no net at {path}")
+
+
+def _check_no_weights(choice: NetChoice) -> None:
+    if choice.weights is not None:
+        raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
+
+
+def file_kind(name: str) -> NetFile | None:
+    """Return what the net `name` is, by its maker or its suffix; None of a function, which is no file."""
+    maker, colon, _ = name.partition(":")
+    if colon:
+        return next((kind for kind in KINDS if kind.maker and kind.maker == maker), None)
+    suffix = PurePath(name).suffix
+    known = next((kind for kind in KINDS if suffix in kind.suffixes), None)
+    return known or (PACKAGE if "/" in name else None)
+
+
+def is_program(name: str) -> bool:
+    """Return whether the net `name` is a file, or a folder with a package, not a function."""
+    return file_kind(name) is not None
+
+
+def is_function(name: str) -> bool:
+    """Return whether `name`, that of a net, names a function on arrays."""
+    return name.startswith(FUNCTION)
+
+
+def place_of(name: str) -> str:
+    """Return the file or folder that the net `name`, a program, names."""
+    kind = file_kind(name)
+    return name.removeprefix(f"{kind.maker}:") if kind is not None and kind.maker else name
+
+
+def label_of(name: str) -> str:
+    """Return the net `name` as outputs are named after it: its function, file or folder."""
+    path = PurePath(place_of(name))
+    if not is_program(name):
+        return name.rpartition(":")[2]
+    if path.suffix in (".yaml", ".yml") and path.parent.name:
+        path = path.parent
+    # a file's name may hold any character
+    return re.sub(r"[^\w.-]+", "_", path.stem if path.suffix in SUFFIXES else path.name).lstrip("_.-") or "net"
+
+
+def load_program(choice: NetChoice, search_path: str) -> nn.Module:
+    """Return the net in the file or folder that `choice` names, on the CPU; errors as of `NetFile.load`."""
+    return _program(choice.name).load(choice, Path(search_path) / place_of(choice.name))
+
+
+def _program(name: str) -> NetFile:
+    kind = file_kind(name)
+    assert kind is not None, "a net of a file has a kind"
+    return kind
 
 
 def file_hash(choice: NetChoice, search_path: str) -> str:
-    """Return the SHA-256 of the file that `choice` names: of weights and code, and of files beside it that it needs."""
-    path = Path(search_path) / choice.name
-    if kind_of(choice.name) == PACKAGE:
-        path = _package(choice, path)[1].file
+    """Return the SHA-256 of the file that `choice` names: of weights and code, and of the files with its tensors."""
+    path = _program(choice.name).weights_file(choice, Path(search_path) / choice.name)
     if path.suffix == ".onnx":
         from volpipe.nets.onnx import onnx_hash
 
         return onnx_hash(path)
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def sources(name: str, search_path: Path) -> list[Path]:
-    """Return the files that are the code of the net in the file or folder `name`."""
-    path = search_path / place_of(name)
-    if maker_of(name):
-        return sorted(p for p in (*path.glob("*.json"), *path.glob("configs/*")) if p.is_file())
-    if path.is_dir():
-        return sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml", ".py"))
-    return [path] if path.is_file() else []
 
 
 def code_hash(name: str, search_path: str) -> str:
@@ -248,7 +344,7 @@ def code_hash(name: str, search_path: str) -> str:
 
 
 def code_files(name: str, search_path: str) -> tuple[list[Path], list[Path]]:
-    """Return the source of the net `name`, and files of a user's elsewhere that it imports.
+    """Return the source files of the net `name`, and the user's files elsewhere that they import.
 
     Those lie in folders of PYTHONPATH, or are installed from where they are edited.
     """
@@ -264,7 +360,7 @@ def code_files(name: str, search_path: str) -> tuple[list[Path], list[Path]]:
 
 
 def _homes(file: Path) -> Iterator[Path]:
-    """Yield the folders of a user's from which Python imports modules that the Python `file` names."""
+    """Yield the user's folders from which the Python `file` imports modules."""
     for node in _import_statements(file):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
         for name in names:
@@ -275,8 +371,8 @@ def _homes(file: Path) -> Iterator[Path]:
 def _code_of(name: str, search_path: Path) -> list[Path]:
     """Return the source files of the net `name`: its own and its imports beside it; all of a package."""
     place = name.removeprefix(FUNCTION).rpartition(":")[0]
-    if is_program(name):
-        return sources(name, search_path)
+    if (kind := file_kind(name)) is not None:
+        return kind.sources(search_path / place_of(name))
     if place.endswith(".py"):
         file = search_path / place
         return _with_imports([file], {search_path, file.parent})
@@ -303,7 +399,7 @@ def is_beside(module: str, folder: Path) -> bool:
 
 
 def _with_imports(files: Iterable[Path], folders: Collection[Path]) -> list[Path]:
-    """Return `files` and those beside each, and in `folders`, that they import, directly or not; sorted."""
+    """Return `files` and all files that they import from their own folders and from `folders`, sorted."""
     known: set[Path] = set()
     waiting = list(files)
     while waiting:
@@ -316,7 +412,7 @@ def _with_imports(files: Iterable[Path], folders: Collection[Path]) -> list[Path
 
 
 def _files_of(module: str, folder: Path) -> Iterator[Path]:
-    """Yield the files in `folder` that importing `module` runs: its own, and those of the packages that it is in.
+    """Yield the files in `folder` that importing `module` runs: its own, and `__init__.py` of the packages around it.
 
     The last part of a module may be "*", for all modules of a package.
     """

@@ -115,7 +115,7 @@ class Bundle:
         return self.value(self._found(value, place), place, depth + 1)
 
     def _found(self, value: str, place: str) -> Any:  # Any: JSON
-        """Return what the reference `value` leads to, as it is written there."""
+        """Return the entry of the configuration to which the reference `value` leads, as it is written there."""
         found: Any = self.tree  # Any: JSON
         for part in value[1:].replace("#", "::").split("::"):
             try:
@@ -131,12 +131,12 @@ class Bundle:
             (statement,) = parse(text).body
             if not isinstance(statement, ast.Expr):
                 raise ValueError(text)
-            return _number(statement.value)
+            return _calculate(statement.value)
         except (ValueError, SyntaxError, TypeError, ArithmeticError, RecursionError) as error:
             raise VolpipeError(f"{place} is the expression {value!r}, which would be run; write its value") from error
 
     def section(self, *names: str) -> tuple[str, dict[str, Any]] | None:
-        """Return the first of `names` that is there and describes a part, with its name; None without one."""
+        """Return name and entry of the first of `names` that describes a part of the bundle; None without one."""
         for name in names:
             entry = self.tree.get(name)
             if isinstance(entry, str) and entry.startswith("@"):
@@ -148,39 +148,38 @@ class Bundle:
     @cached_property
     def transforms(self) -> list[tuple[str, dict[str, Any]]]:
         """The transforms before the net and after it, by their short names."""
-        before = "preprocessing" if "preprocessing" in self.tree or not self._dataset else "dataset::transform"
+        dataset = self.tree.get("dataset")
+        has_own = isinstance(dataset, dict) and "transform" in dataset
+        before = "preprocessing" if "preprocessing" in self.tree or not has_own else "dataset::transform"
         steps: list[tuple[str, dict[str, Any]]] = []
         for name in (before, "postprocessing"):
             if name in self.tree or name == "dataset::transform":
-                steps += self._steps(f"@{name}", name)
+                steps += self._transforms_in(f"@{name}", name)
         return steps
 
-    @property
-    def _dataset(self) -> bool:
-        dataset = self.tree.get("dataset")
-        return isinstance(dataset, dict) and "transform" in dataset
-
-    def _steps(self, entry: Any, place: str) -> list[tuple[str, dict[str, Any]]]:  # Any: JSON
+    def _transforms_in(self, entry: Any, place: str) -> list[tuple[str, dict[str, Any]]]:  # Any: JSON
         """Return the transforms that `entry` describes: one, a list, or Compose of them."""
         while isinstance(entry, str):
             entry = self._found(entry, place) if entry.startswith("@") else self.value(entry, place)
         if isinstance(entry, list):
-            return [step for i, part in enumerate(entry) for step in self._steps(part, f"{place}.{i}")]
-        if entry is None or (isinstance(entry, dict) and _is_off(entry)):
+            return [step for i, part in enumerate(entry) for step in self._transforms_in(part, f"{place}.{i}")]
+        if entry is None or (isinstance(entry, dict) and entry.get("_disabled_") is True):
             return []
         if not isinstance(entry, dict) or "_target_" not in entry:
             raise VolpipeError(f"{place} is {entry!r}, which is no transform; write the transform with its _target_")
-        if _short(entry) == "Compose":
-            return self._steps(entry.get("transforms"), place)
-        return [(_short(entry), self._given(entry, place))]
+        if _transform_name(entry) == "Compose":
+            return self._transforms_in(entry.get("transforms"), place)
+        return [(_transform_name(entry), self._arguments_of(entry, place))]
 
-    def _given(self, part: Mapping[str, Any], place: str) -> dict[str, Any]:
+    def _arguments_of(self, part: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Return the arguments of a transform; those that read and write files are not looked at."""
-        if _short(part) in PLAIN:
+        if _transform_name(part) in PLAIN:
             dtype = part.get("dtype")
             dtype = str(dtype[0] if isinstance(dtype, list) and dtype else dtype)
             if ROUNDED.search(dtype) and not place.startswith("postprocessing"):
-                raise VolpipeError(f"{_short(part)} rounds grey levels to {dtype}, which is not done here; {TAKE_OUT}")
+                raise VolpipeError(
+                    f"{_transform_name(part)} rounds grey levels to {dtype}, which is not done here; {TAKE_OUT}"
+                )
             return {}
         skipped = ("keys", "allow_missing_keys", "meta_keys", "meta_key_postfix")
         return {key: self.value(value, f"{place}.{key}") for key, value in _own(part).items() if key not in skipped}
@@ -189,8 +188,11 @@ class Bundle:
     def inferer(self) -> dict[str, Any]:
         """The arguments of the sliding window."""
         described = self.section("inferer")
-        if described is None or _short(described[1]) not in ("SlidingWindowInferer", "SlidingWindowInfererAdapt"):
-            named = "no inferer" if described is None else f"the inferer {_short(described[1])}"
+        if described is None or _transform_name(described[1]) not in (
+            "SlidingWindowInferer",
+            "SlidingWindowInfererAdapt",
+        ):
+            named = "no inferer" if described is None else f"the inferer {_transform_name(described[1])}"
             raise VolpipeError(f"it has {named}; {INFERER}")
         # Where it computes is the recipe's to say.
         return {
@@ -210,9 +212,9 @@ def load_bundle(folder: Path, options: Mapping[str, Any], *, trust: bool) -> nn.
         if set(options) - set(OPTIONS):
             raise VolpipeError(f"the one option of a bundle is file, in its folder models; leave out {dict(options)}")
         bundle = Bundle.read(folder)
-        normalise, grey = _grey(bundle)
-        net = MadeNet([_net(bundle, options, trust=trust)], [grey])
-        windows = _windows(bundle)
+        normalise, grey = _map_of_grey_levels(bundle)
+        net = MadeNet([_load_net(bundle, options, trust=trust)], [grey])
+        windows = _sliding_windows(bundle)
         facts: dict[str, object] = {
             "normalise": normalise, "padding": net.padding, "windows": windows, "window": windows.shape,
             "output": _output(bundle), "intensity": "raw",
@@ -229,7 +231,7 @@ def load_bundle(folder: Path, options: Mapping[str, Any], *, trust: bool) -> nn.
     return net
 
 
-def _net(bundle: Bundle, options: Mapping[str, Any], *, trust: bool) -> nn.Module:
+def _load_net(bundle: Bundle, options: Mapping[str, Any], *, trust: bool) -> nn.Module:
     models = bundle.folder / "models"
     names = (str(options["file"]),) if "file" in options else (*WEIGHTS, *PROGRAMS)
     file = next((models / name for name in names if (models / name).is_file()), None)
@@ -262,7 +264,7 @@ def _net(bundle: Bundle, options: Mapping[str, Any], *, trust: bool) -> nn.Modul
     return net
 
 
-def _windows(bundle: Bundle) -> Windows:
+def _sliding_windows(bundle: Bundle) -> Windows:
     """Return windows as the bundle's sliding window has them."""
     given = bundle.inferer
     roi = given.get("roi_size")
@@ -285,7 +287,7 @@ def _windows(bundle: Bundle) -> Windows:
 
 
 def _output(bundle: Bundle) -> Output:
-    """Return what is done to the net's numbers after it."""
+    """Return the section `output` of a recipe for the bundle's activation and argmax."""
     activation, kind = "none", "image"
     for name, given in bundle.transforms:
         if name == "Activations" and given.get("other") is not None:
@@ -300,8 +302,8 @@ def _output(bundle: Bundle) -> Output:
     return Output(kind=kind, activation="none" if kind == "classes" else activation)
 
 
-def _grey(bundle: Bundle) -> tuple[Normalise, Grey]:
-    """Return the normalisation of the whole volume, and what is done to it after that.
+def _map_of_grey_levels(bundle: Bundle) -> tuple[Normalise, Grey]:
+    """Return the normalisation of the whole volume, and the map of grey levels after it.
 
     Raises:
         VolpipeError: with the name of a transform that is not done here.
@@ -331,14 +333,14 @@ def _scaled(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
 
 def _ranged(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
     low, high = float(given["a_min"]), float(given["a_max"])
-    return Normalise(method="none"), _mapped(low, high, *_ends(given))
+    return Normalise(method="none"), _mapped(low, high, *_range_to_map_to(given))
 
 
 def _percentiles(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
     if given.get("relative"):
         raise VolpipeError("ScaleIntensityRangePercentiles relative to a range is not done here")
     ends = float(given["lower"]), float(given["upper"])
-    mapped = _mapped(-1, 1, *_ends(given))
+    mapped = _mapped(-1, 1, *_range_to_map_to(given))
     return Normalise(method="percentile", percentiles=ends, per_channel=_is_apart(given)), mapped
 
 
@@ -356,8 +358,8 @@ def _normalised(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
     return Normalise(method="none"), Grey(float(mean or 0), float(1 if std is None else std))
 
 
-def _ends(given: Mapping[str, Any]) -> tuple[float, float, bool]:
-    """Return where a range of grey levels is mapped to, 0 and 1 where that is left open, and whether it is clipped."""
+def _range_to_map_to(given: Mapping[str, Any]) -> tuple[float, float, bool]:
+    """Return the ends that grey levels are mapped to, 0 and 1 by default, and whether values are clipped to them."""
     first, last = given.get("b_min"), given.get("b_max")
     if first is None or last is None:
         if given.get("clip"):
@@ -393,7 +395,7 @@ _GREYS = {
 }
 
 
-def _short(part: Mapping[str, Any]) -> str:
+def _transform_name(part: Mapping[str, Any]) -> str:
     """Return the name of a transform, which may be one of dictionaries."""
     name = str(part.get("_target_", "")).rpartition(".")[2]
     for suffix in ("Dict", "D", "d"):
@@ -404,26 +406,22 @@ def _short(part: Mapping[str, Any]) -> str:
 
 
 def _own(part: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
-    """Return the arguments of a part, without what its configuration says of it."""
+    """Return the arguments of a part, without the keys of the configuration, which begin and end with an underscore."""
     return {key: value for key, value in part.items() if not (key.startswith("_") and key.endswith("_"))}
 
 
-def _number(node: ast.expr) -> Any:  # Any: numbers, texts and lists of them
+def _calculate(node: ast.expr) -> Any:  # Any: numbers, texts and lists of them
     """Return the value of an expression of numbers and lists.
 
     Raises:
         ValueError: it has a name, a call, or something else.
     """
     if isinstance(node, ast.List | ast.Tuple):
-        return [_number(entry) for entry in node.elts]
+        return [_calculate(entry) for entry in node.elts]
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        values = _number(node.left), _number(node.right)
+        values = _calculate(node.left), _calculate(node.right)
         is_repeated = isinstance(node.op, ast.Mult) and isinstance(values[0], list) and values[1] in range(MOST_REPEATS)
         if is_repeated or all(isinstance(value, int | float) for value in values):
             return OPERATORS[type(node.op)](*values)
         raise ValueError(values)
     return ast.literal_eval(node)
-
-
-def _is_off(part: Mapping[str, Any]) -> bool:
-    return bool(part.get("_disabled_")) and part["_disabled_"] is True

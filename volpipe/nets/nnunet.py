@@ -152,7 +152,7 @@ class Results:
 
     @cached_property
     def regions(self) -> list[dict[str, object]]:
-        """The name and the label of each region (`net_geometry.Region`), in the order in which nnU-Net paints them.
+        """The name and the label of each region (`net_geometry.LabelRegion`), in the order of nnU-Net.
 
         As in its LabelManager (nnunetv2 2.8), regions of the background alone have no channel.
 
@@ -193,7 +193,7 @@ def load_results(folder: Path, options: Mapping[str, Any]) -> nn.Module:
 
 
 def _built(results: Results) -> nn.Module:
-    normalise, greys = _greys(results)
+    normalise, greys = _normalisation(results)
     flips = results.checkpoint.get("inference_allowed_mirroring_axes") if results.options.get("mirror", True) else None
     nets = []
     for file in results.checkpoints:
@@ -308,7 +308,7 @@ def _strides(results: Results) -> list[int]:
     return [math.prod(int(each[axis]) for each in steps) for axis in range(dims)]
 
 
-def _greys(results: Results) -> tuple[Normalise, list[Grey]]:
+def _normalisation(results: Results) -> tuple[Normalise, list[Grey]]:
     """Return the normalisation of the whole volume, and what is done to each channel after it.
 
     Raises:
@@ -330,10 +330,10 @@ def _greys(results: Results) -> tuple[Normalise, list[Grey]]:
             f"{' beside '.join(sorted(kinds))} in one volume is not done here; normalise its channels before, and name "
             "NoNormalization in plans.json"
         )
-    return Normalise(method="none"), [_grey(name, results, i) for i, name in enumerate(schemes)]
+    return Normalise(method="none"), [_grey_of_channel(name, results, i) for i, name in enumerate(schemes)]
 
 
-def _grey(scheme: str, results: Results, channel: int) -> Grey:
+def _grey_of_channel(scheme: str, results: Results, channel: int) -> Grey:
     if scheme == "NoNormalization":
         return Grey()
     if scheme == "RGBTo01Normalization":

@@ -42,7 +42,22 @@ class OnnxGraph:
         self._data = data
         self._sessions: dict[str, Any] = {}  # Any: onnxruntime has no types
         session = self._session("cpu")
-        self.input, self.outputs = _single_input(path, session), _outputs(path, session)
+        entries = session.get_inputs()
+        names = ", ".join(entry.name for entry in entries)
+        if len(entries) != 1:
+            raise VolpipeError(f"net {path.name} has {len(entries)} inputs ({names}); nets of one are run")
+        if entries[0].type not in TYPES:
+            raise VolpipeError(
+                f"net {path.name}: input {names} is {entries[0].type}; numbers are run: {', '.join(TYPES)}"
+            )
+        results = session.get_outputs()
+        self.input, self.outputs = entries[0], [result.name for result in results if result.type in TYPES]
+        if not self.outputs:
+            kinds = ", ".join(f"{result.name} {result.type}" for result in results)
+            raise VolpipeError(
+                f"net {path.name} gives {kinds}; numbers are run: {', '.join(TYPES)}; export it without what follows "
+                "them, such as ArgMax"
+            )
 
     @property
     def varying(self) -> list[str]:
@@ -71,7 +86,7 @@ class OnnxGraph:
 
     def _session(self, device: str) -> Any:  # Any: onnxruntime has no types
         if device not in self._sessions:
-            self._sessions[device] = _start(self.path, self._data, self.graph, device)
+            self._sessions[device] = _start_session(self.path, self._data, self.graph, device)
         return self._sessions[device]
 
 
@@ -174,7 +189,7 @@ def onnx_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _start(path: Path, data: bytes, graph: Graph, device: str) -> Any:  # Any: onnxruntime has no types
+def _start_session(path: Path, data: bytes, graph: Graph, device: str) -> Any:  # Any: onnxruntime has no types
     try:
         import onnxruntime
     except ImportError as error:
@@ -202,30 +217,6 @@ def _start(path: Path, data: bytes, graph: Graph, device: str) -> Any:  # Any: o
             f"net {path.name} cannot be run by onnxruntime {onnxruntime.__version__} (opsets {opsets}): "
             f"{describe_error(error)}"
         ) from error
-
-
-def _single_input(path: Path, session: Any) -> Any:  # Any: onnxruntime has no types
-    """Return the one input of `session`, if its type is supported."""
-    entries = session.get_inputs()
-    names = ", ".join(entry.name for entry in entries)
-    if len(entries) != 1:
-        raise VolpipeError(f"net {path.name} has {len(entries)} inputs ({names}); nets of one are run")
-    if entries[0].type not in TYPES:
-        raise VolpipeError(f"net {path.name}: input {names} is {entries[0].type}; numbers are run: {', '.join(TYPES)}")
-    return entries[0]
-
-
-def _outputs(path: Path, session: Any) -> list[str]:  # Any: onnxruntime has no types
-    """Return the names of the outputs of `session` whose types are supported."""
-    entries = session.get_outputs()
-    names = [entry.name for entry in entries if entry.type in TYPES]
-    if not names:
-        kinds = ", ".join(f"{entry.name} {entry.type}" for entry in entries)
-        raise VolpipeError(
-            f"net {path.name} gives {kinds}; numbers are run: {', '.join(TYPES)}; export it without what follows them, "
-            "such as ArgMax"
-        )
-    return names
 
 
 def check_size(name: str, fixed: Sequence[int], sizes: tuple[int, ...]) -> None:

@@ -50,14 +50,18 @@ def read_graph(path: Path, data: bytes) -> Graph:
     Raises:
         VolpipeError: it is no file of ONNX.
     """
-    model = _parse(path, data)
+    model = _read_model(path, data)
     messages = _messages_by_kind(model)
     weights = {w.name: math.prod(w.dims) for w in _initializers(messages) if w.data_type in FLOATS and w.dims}
+    external = []  # the files of tensors, as each names its own
+    for tensor in messages["TensorProto"]:
+        file = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
+        external += [file] if tensor.data_location == EXTERNAL or file else []
     graph = Graph(
         opsets={opset.domain: opset.version for opset in model.opset_import},
         operators={_operator(node.domain, node.op_type) for node in messages["NodeProto"]},
         functions={_operator(function.domain, function.name) for function in model.functions},
-        external=[_external_file(tensor) for tensor in messages["TensorProto"] if _is_external(tensor)],
+        external=external,
         num_parameters=sum(weights.values()),
     )
     if not graph.operators or not graph.opsets:
@@ -65,7 +69,7 @@ def read_graph(path: Path, data: bytes) -> Graph:
     return graph
 
 
-def _parse(path: Path, data: bytes) -> onnx.ModelProto:
+def _read_model(path: Path, data: bytes) -> onnx.ModelProto:
     try:
         import onnx
         from google.protobuf.message import DecodeError
@@ -101,15 +105,6 @@ def _operator(domain: str, name: str) -> str:
     return f"{domain}.{name}" if domain else name
 
 
-def _is_external(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_location == EXTERNAL or bool(_external_file(tensor))
-
-
-def _external_file(tensor: onnx.TensorProto) -> str:
-    entries: dict[str, str] = {entry.key: entry.value for entry in tensor.external_data}
-    return entries.get("location", "")
-
-
 def with_random_weights(path: Path, data: bytes, *, positive: bool) -> bytes:
     """Return the file `data`, whose tensors are all in it, with random weights, and biases of zero.
 
@@ -118,7 +113,7 @@ def with_random_weights(path: Path, data: bytes, *, positive: bool) -> bytes:
     from onnx import numpy_helper
 
     rng = np.random.default_rng(0)
-    model = _parse(path, data)
+    model = _read_model(path, data)
     messages = _messages_by_kind(model)
     nodes = messages["NodeProto"]
     tensors = {tensor.name: tensor for tensor in _initializers(messages)}
@@ -127,34 +122,25 @@ def with_random_weights(path: Path, data: bytes, *, positive: bool) -> bytes:
         for node in nodes
         if node.op_type == "Constant" and node.attribute[0].HasField("t")
     }
-    weights, biases = _weights_and_biases(nodes)
-    for name in sorted((weights | biases) & tensors.keys()):
+    names = {out: node.input[0] for node in nodes if node.op_type == "Identity" for out in node.output}
+    factors, terms = set[str](), set[str]()
+    for node in nodes:
+        if node.op_type in WEIGHING and not node.domain:
+            first, second, *rest = [names.get(name, name) for name in (*node.input, "")]
+            factors |= {first, second}
+            terms |= set(rest)
+    for name in sorted((factors | terms) & tensors.keys()):
         tensor = tensors[name]
         old = numpy_helper.to_array(tensor)
         if tensor.data_type not in FLOATS or not old.size:
             continue
-        is_drawn = name in weights and old.ndim > 1
-        new = _random_values(rng, old, positive=positive) if is_drawn else np.zeros_like(old)
+        new = np.zeros_like(old)
+        if name in factors and old.ndim > 1:
+            inputs = max(1, math.prod(old.shape[1:]))
+            drawn = (
+                (rng.random(old.shape) + 0.5) / inputs if positive else rng.normal(size=old.shape) / math.sqrt(inputs)
+            )
+            new = (np.where(old != 0, drawn, 0) if np.any(old) else drawn).astype(old.dtype)
         tensor.CopyFrom(numpy_helper.from_array(new, tensor.name))
     result: bytes = model.SerializeToString()
     return result
-
-
-def _random_values(rng: np.random.Generator, old: np.ndarray, *, positive: bool) -> np.ndarray:
-    inputs = max(1, math.prod(old.shape[1:]))
-    new = (rng.random(old.shape) + 0.5) / inputs if positive else rng.normal(size=old.shape) / math.sqrt(inputs)
-    values = np.where(old != 0, new, 0) if np.any(old) else new
-    drawn: np.ndarray = values.astype(old.dtype)
-    return drawn
-
-
-def _weights_and_biases(nodes: Sequence[onnx.NodeProto]) -> tuple[set[str], set[str]]:
-    """Return the names of the tensors that multiply, and of those that are added."""
-    names = {out: node.input[0] for node in nodes if node.op_type == "Identity" for out in node.output}
-    weights, biases = set(), set()
-    for node in nodes:
-        if node.op_type in WEIGHING and not node.domain:
-            first, second, *rest = [names.get(name, name) for name in (*node.input, "")]
-            weights |= {first, second}
-            biases |= set(rest)
-    return weights, biases - weights

@@ -21,7 +21,6 @@ from volpipe.nets.net_geometry import (
     KEYS,
     FarReachError,
     Geometry,
-    NetArray,
     Ratio,
     SlowNetError,
     UnmeasurableError,
@@ -39,11 +38,13 @@ from volpipe.nets.receptive_field_probe import (
     reaches_middle,
     sees_all,
 )
-from volpipe.nets.window_sizes import STRIDES, AxisSizes, Shapes, window_sizes
+from volpipe.nets.window_sizes import STRIDES, AxisSizes, Shapes, window_sizes, with_size
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from volpipe.nets.declared import ServedNet
 
 Build = Callable[[], "nn.Module"]
 Net = Callable[["torch.Tensor"], "torch.Tensor"]
@@ -54,7 +55,7 @@ LIKELY_LENGTH = 384  # up to which windows are tried before it is asked whether 
 # Voxels of the halo of a net that sees further than was tried: windows of four times as many are a million voxels of
 # slices, and 17 million of volumes, and what lies beyond acts by little on most nets.
 FAR_HALO, FAR_HALO_OF_SLICES = 64, 512
-# Of the window over which it is seen that a net looks at all of it: longer than what any other has been found to see.
+# Of the window that shows that a net looks at all of it: longer than the reach of any other net that was measured.
 WHOLE_LENGTH, WHOLE_VOXELS = 6144, 1 << 18
 LARGEST_STRIDES = [
     step for step in reversed(STRIDES) if not any(other % step == 0 for other in STRIDES if other > step)
@@ -77,7 +78,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Watch:
+class TimeLimit:
     """A limit on the processor time that measuring a net takes, and a log of its progress.
 
     The time is that of the thread that measures, which has a share of all work, and never more than on the wall.
@@ -101,7 +102,7 @@ class Watch:
 
     @property
     def is_late(self) -> bool:
-        """Whether a quarter of the time is over, so that windows twice as long might take more than there is."""
+        """Whether a quarter of the time is over, so that windows twice as long may take more than what is left."""
         return self._started is not None and self.clock() - self._started[0] > self.most_seconds / 4
 
     def _check_time(self) -> None:
@@ -126,7 +127,7 @@ class Watch:
 def measure_geometry(
     build: Build,
     in_channels: int | None = None,
-    watch: Watch | None = None,
+    watch: TimeLimit | None = None,
     *,
     whole_window: str = "",
     hint: Triple | None = None,
@@ -143,22 +144,25 @@ def measure_geometry(
     """
     import torch
 
-    watch = watch or Watch()
+    from volpipe.nets.adapter import Adapter, possible_channels
+
+    watch = watch or TimeLimit()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
-        mixed = watch.wrap(randomised(net, positive=False))
-        channels = _channels_to_try(net) if in_channels is None else [in_channels]
-        shapes = Shapes(mixed, lambda: _bare(build()), channels)
+        random_net = watch.wrap(randomised(net, positive=False))
+        channels = possible_channels(net, _served(net).context) if in_channels is None else [in_channels]
+        shapes = Shapes(random_net, lambda: _bare(build()), channels)
         base, sizes, axes = window_sizes(shapes, only_sizes(net), hint)
-        probe = Probe(build, net, mixed, shapes.channels[0], axes, sizes, watch, base)
+        kind: type[MarginProbe | PaddedProbe] = MarginProbe if any(axis.margin for axis in axes) else PaddedProbe
+        probe = kind(build, net, random_net, shapes.channels[0], axes, sizes, watch, base)
         ratios = [axis.ratio for axis in axes]
         watch.known["scale"] = str(triple(ratio.scale for ratio in ratios))
         strides, reaches, problem = [axis.step for axis in axes], [(axis.margin, axis.margin) for axis in axes], ""
         try:
             if whole_window:
                 raise WholeWindowError(whole_window)
-            strides, reaches = probe.geometry() if any(axis.margin for axis in axes) else probe.padded_geometry()
+            strides, reaches = probe.geometry()
         except WholeWindowError as error:
             problem = str(error)
             strides = [
@@ -169,31 +173,18 @@ def measure_geometry(
         window = noise((1, shapes.channels[0], *(small if any(axis.margin for axis in axes) else base)))
         out = shapes.of(base)
         assert out is not None
-        outputs, arrays = _outputs(net, window)
+        outputs, arrays = (net.described_outputs(window), net.arrays(window)) if isinstance(net, Adapter) else ((), ())
         return Geometry(
             triple(ratio.scale for ratio in ratios), triple(strides), before, after, shapes.num_out,
             margin=triple(axis.margin for axis in axes),
             remainder=triple(axis.remainder % stride for axis, stride in zip(axes, strides, strict=True)),
             shrink=triple(ratio.shrink for ratio in ratios),
             in_channels=shapes.channels[0],
-            fixed=sizes if _slice_axis(net) is None else with_size(sizes, _slice_axis(net) or 0, 0),
+            fixed=sizes if _served(net).slice_axis is None else with_size(sizes, _served(net).slice_axis or 0, 0),
             uneven=triple(axis.uneven for axis in axes),
             whole_window=problem, further="" if problem else "; ".join(probe.further), least=(base, out),
             outputs=outputs, arrays=arrays,
         )  # fmt: skip
-
-
-def _channels_to_try(net: nn.Module) -> list[int]:
-    from volpipe.nets.adapter import possible_channels
-
-    return possible_channels(net, _context(net))
-
-
-def _outputs(net: nn.Module, window: torch.Tensor) -> tuple[tuple[str, ...], tuple[NetArray, ...]]:
-    """Return the outputs of a user's net, if it has several, and those of them that are joined in one."""
-    from volpipe.nets.adapter import Adapter
-
-    return (net.described_outputs(window), net.arrays(window)) if isinstance(net, Adapter) else ((), ())
 
 
 def only_sizes(net: nn.Module) -> Triple:
@@ -203,26 +194,14 @@ def only_sizes(net: nn.Module) -> Triple:
     """
     from volpipe.nets.declared import only_sizes_of
 
-    sizes, axis = only_sizes_of(net), _slice_axis(net)
+    sizes, axis = only_sizes_of(net), _served(net).slice_axis
     return sizes if axis is None else with_size(sizes, axis, 1)
 
 
-def _slice_axis(net: nn.Module) -> int | None:
-    from volpipe.nets.declared import slice_axis_of
+def _served(net: nn.Module) -> ServedNet:
+    from volpipe.nets.declared import served
 
-    return slice_axis_of(net)
-
-
-def _context(net: nn.Module) -> int:
-    from volpipe.nets.declared import context_of
-
-    return context_of(net)
-
-
-def _draws_weights(net: nn.Module) -> bool:
-    from volpipe.nets.declared import draws_weights
-
-    return draws_weights(net)
+    return served(net)
 
 
 def _step_by_shapes(shapes: Shapes, base: Triple, axis: int, sizes: AxisSizes) -> int:
@@ -240,12 +219,12 @@ def _step_by_shapes(shapes: Shapes, base: Triple, axis: int, sizes: AxisSizes) -
 
 @dataclass
 class Probe:
-    """Strides and reaches of a net, by values of its outputs.
+    """A net whose strides and reaches are measured by values of its outputs; `geometry` returns both.
 
     Attributes:
         build: returns a new net at each call.
         net: one of them.
-        mixed: that net with random weights, watched.
+        random_net: that net with random weights, watched.
         in_channels: of the net.
         axes: sizes of windows along z, y, x.
         sizes: the only ones that it takes; 0 along an axis where it takes others.
@@ -256,11 +235,11 @@ class Probe:
 
     build: Build
     net: nn.Module
-    mixed: Net
+    random_net: Net
     in_channels: int
     axes: Sequence[AxisSizes]
     sizes: Triple
-    watch: Watch
+    watch: TimeLimit
     base: Triple
     further: list[str] = field(default_factory=list)
 
@@ -268,13 +247,13 @@ class Probe:
         # As it runs; a window makes sure that random parameters give numbers.
         self.loaded = self.watch.wrap(_bare(self.build()))
         window = noise((1, self.in_channels, *self.base))
-        if not bool(run_net(self.mixed, window).isfinite().all()):
-            self.mixed = self.loaded
-        self.same = rounding(self.mixed, window)
+        if not bool(run_net(self.random_net, window).isfinite().all()):
+            self.random_net = self.loaded
+        self.same = rounding(self.random_net, window)
         self.ratios = [axis.ratio for axis in self.axes]
-        self.across = _slice_axis(self.net)
+        self.across = _served(self.net).slice_axis
         if self.across is not None:
-            axis, halo = "zyx"[self.across], _context(self.net)
+            axis, halo = "zyx"[self.across], _served(self.net).context
             self.watch.known |= {f"stride along {axis}": "1", f"halo along {axis}": str(halo)}
 
     @property
@@ -282,9 +261,20 @@ class Probe:
         """The longest reach that is tried."""
         return MOST_REACH if self.across is None else MOST_REACH_OF_SLICES
 
-    def padded_geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return stride and reach along each axis of a net that keeps the size of windows."""
-        least = _least(self.mixed, self.in_channels, self.axes, self.sizes)
+    def far_halo(self, error: FarReachError) -> tuple[int, int]:
+        """Return the halo of a net that sees further than was tried, below and above; keep the fact in `further`."""
+        self.further.append(str(error))
+        halo = min(error.reach, FAR_HALO if self.across is None else FAR_HALO_OF_SLICES)
+        return halo, halo
+
+
+@dataclass
+class PaddedProbe(Probe):
+    """The measuring of a net that keeps the size of windows: strides by shifts of a line, reaches by changed planes."""
+
+    def geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return stride and reach along each axis."""
+        least = self._thinnest_window()
         measured = [axis for axis in range(3) if axis != self.across]
         strides, likely = [1, 1, 1], (1, FIRST_LENGTH)
         for axis in measured:
@@ -292,20 +282,35 @@ class Probe:
             likely = strides[axis], _ = search.stride(likely)
             self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
         nets = self._nets_to_probe(strides)
-        reaches = [(_context(self.net),) * 2] * 3
+        reaches = [(_served(self.net).context,) * 2] * 3
         first = FIRST_REACH
         for axis in measured:
-            reaches[axis] = self._reach(nets, axis, strides, least, first)
+            reaches[axis] = self._reach_of_nets(nets, axis, strides, least, first)
             first = self.most if self.further else max(first, min(max(reaches[axis]) + 1, self.most))
             self.watch.known[f"halo along {'zyx'[axis]}"] = str(max(reaches[axis]))
         return strides, reaches
+
+    def _thinnest_window(self) -> Triple:
+        """Return the smallest of LATERALS that the net takes along each axis, to save time."""
+        least = [n or axis.least for n, axis in zip(self.sizes, self.axes, strict=True)]
+        for axis, (own, only) in enumerate(zip(self.axes, self.sizes, strict=True)):
+            for size in () if only else LATERALS:
+                if size % own.ratio.shrink or not 2 * own.ratio.shrink <= size <= least[axis]:
+                    continue
+                window = noise((1, self.in_channels, *with_size(least, axis, size)))
+                if takes(self.random_net, window, axis, size, own.ratio):
+                    least[axis] = size
+                    break
+        return triple(least)
 
     def _nets_to_probe(self, strides: Sequence[int]) -> list[tuple[Net, bool]]:
         """Return the net with positive weights, and as it runs, each with whether it computes in float64.
 
         It does where its code takes that: in float32, changes fade sooner (receptive_field_probe).
         """
-        if _draws_weights(self.net):
+        import torch
+
+        if _served(self.net).draws_weights:
             return [(self.watch.wrap(randomised(self.net, positive=True)), False), (self.loaded, False)]
         shape = [
             only or max(align_up(LATERALS[0], 2 * stride), base)
@@ -314,11 +319,18 @@ class Probe:
         is_double = self._takes_double(shape)
         nets = [randomised(_bare(self.build()), positive=True), _bare(self.build())]
         watched = [self.watch.wrap(net.double() if is_double else net) for net in nets]
-        self._check_gradient(watched[0], shape, is_double=is_double)
+        # Numbers from a threshold or the like would hide what the net sees. One without a gradient, such as by
+        # detach() or numpy, shows by a small change of all voxels that it has none of these.
+        positive = watched[0]
+        window = torch.rand((1, self.in_channels, *shape), dtype=torch.float64 if is_double else torch.float32)
+        first = run_net(positive, window)
+        changed = run_net(positive, window * (1 + SMALL_CHANGE * torch.rand_like(window)))
+        if float((first != changed).double().mean()) < 0.5 and not _has_gradient(positive, window):
+            raise UnmeasurableError(*NO_GRADIENT)
         return [(net, is_double) for net in watched]
 
     def _takes_double(self, shape: Sequence[int]) -> bool:
-        """Return whether the net runs with all of its numbers in float64; one that makes others itself does not."""
+        """Return whether the net runs in float64; one whose code makes numbers of another type does not."""
         import torch
 
         window = torch.rand((1, self.in_channels, *shape), dtype=torch.float64)
@@ -331,7 +343,7 @@ class Probe:
             return False
         return True
 
-    def _reach(
+    def _reach_of_nets(
         self, nets: Sequence[tuple[Net, bool]], axis: int, strides: Sequence[int], least: Triple, first: int
     ) -> tuple[int, int]:
         """Return the reach below and above along `axis`: the longest of what each of `nets` shows.
@@ -349,32 +361,18 @@ class Probe:
             except DeadNetError as error:
                 dead.append(error)
             except FarReachError as error:
-                return self._far(error)
+                return self.far_halo(error)
         if len(dead) == len(nets):
             raise dead[0]
         return reach
 
-    def _far(self, error: FarReachError) -> tuple[int, int]:
-        """Return the halo that a net gets which sees further than was tried, and remember it."""
-        self.further.append(str(error))
-        halo = min(error.reach, FAR_HALO if self.across is None else FAR_HALO_OF_SLICES)
-        return halo, halo
 
-    def _check_gradient(self, positive: Net, shape: Sequence[int], *, is_double: bool) -> None:
-        """Refuse a net whose numbers come from a threshold or the like, which would hide what it sees.
-
-        Of one without a gradient, such as by detach() or numpy, a small change of all voxels shows it.
-        """
-        import torch
-
-        window = torch.rand((1, self.in_channels, *shape), dtype=torch.float64 if is_double else torch.float32)
-        first = run_net(positive, window)
-        changed = run_net(positive, window * (1 + SMALL_CHANGE * torch.rand_like(window)))
-        if float((first != changed).double().mean()) < 0.5 and not _has_gradient(positive, window):
-            raise UnmeasurableError(*NO_GRADIENT)
+@dataclass
+class MarginProbe(Probe):
+    """The measuring of a net whose output lacks a margin: by windows, which agree with larger ones or do not."""
 
     def geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return stride and reach along each axis of a net whose output lacks a margin of its window."""
+        """Return stride and reach along each axis."""
         strides = [axis.step for axis in self.axes]
         measured = [axis for axis in range(3) if axis != self.across]
         if self.agree(measured, strides, (0, 0, 0)):
@@ -382,7 +380,7 @@ class Probe:
         reaches = []
         for axis, sizes in enumerate(self.axes):
             if axis == self.across:
-                reaches.append((_context(self.net),) * 2)
+                reaches.append((_served(self.net).context,) * 2)
                 continue
             strides[axis] = self._stride(axis)
             self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
@@ -392,7 +390,7 @@ class Probe:
         return strides, reaches
 
     def agree(self, axes: Sequence[int], strides: Sequence[int], inner: Sequence[int]) -> bool:
-        """Return whether a window gives the same voxels as a larger one that begins and ends a stride further out.
+        """Return whether the output of a window equals that of a larger one, which is a stride longer at both ends.
 
         That is along `axes`. Of a net that takes no larger one, the other is as large, and lies a stride before it.
 
@@ -414,7 +412,7 @@ class Probe:
             end = line.narrow(2 + axis, larger[axis] - strides[axis], strides[axis])
             end.mul_(6).sub_(2)  # the largest and the smallest values are not in all windows
         start = [n + shift for n, shift in zip(inner, shifts, strict=True)]
-        for net in dict.fromkeys((self.mixed, self.loaded)):
+        for net in dict.fromkeys((self.random_net, self.loaded)):
             first = run_net(net, _cut(line, [0] * 3, window if is_fixed else larger))
             moved = run_net(net, _cut(line, places, window))
             kept = [n - 2 * i - is_fixed * shift for n, i, shift in zip(moved.shape[2:], inner, shifts, strict=True)]
@@ -433,12 +431,12 @@ class Probe:
                 inner[axis] = sizes.ratio.out(share * max(step, 2 * sizes.ratio.shrink))
                 if self.agree([axis], [*lateral[:axis], step, *lateral[axis + 1 :]], inner):
                     return step
-        raise self._whole(
+        raise self._whole_window_error(
             axis, f"no shift along axis {'zyx'[axis]} by up to {STRIDES[-1]} voxels leaves the output as it is"
         )
 
     def _padding(self, axis: int, strides: Sequence[int]) -> int:
-        """Return how far from its faces the output differs from that of a larger window, in strides of input voxels."""
+        """Return how many input voxels, in whole strides, lie at a face where the output is not a larger window's."""
         tried = 0
         for steps in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, *(32 << n for n in range(7))):
             inner = [0, 0, 0]
@@ -448,18 +446,20 @@ class Probe:
             if self.agree([axis], strides, inner):
                 return steps * strides[axis]
             tried = steps * strides[axis]
-        error = self._whole(axis, f"windows disagree along axis {'zyx'[axis]} {tried} voxels from their faces")
-        if error.is_seen:
+        error = self._whole_window_error(
+            axis, f"windows disagree along axis {'zyx'[axis]} {tried} voxels from their faces"
+        )
+        if error.is_shown:
             raise error
-        return self._far(far_reach(axis, tried))[0]
+        return self.far_halo(far_reach(axis, tried))[0]
 
-    def _whole(self, axis: int, found: str) -> WholeWindowError:
-        """Return the error of a net that is `found` to be no function of places nearby, with why, as far as is seen."""
+    def _whole_window_error(self, axis: int, found: str) -> WholeWindowError:
+        """Return the error of a net whose output depends on the whole window: the fault `found`, and its cause."""
         sizes = self.axes[axis]
         window = [only or own.window(1, own.step) for only, own in zip(self.sizes, self.axes, strict=True)]
         window[axis] = self.sizes[axis] or sizes.window(sizes.ratio.out(2 * self.most), sizes.step)
         is_only = bool(self.sizes[axis])
-        return whole_window(self.mixed, self.in_channels, axis, window, sizes.step, found, is_only=is_only)
+        return whole_window(self.random_net, self.in_channels, axis, window, sizes.step, found, is_only=is_only)
 
 
 def _cut(data: torch.Tensor, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
@@ -479,20 +479,20 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, same: float = SAME) -> bool
 def rounding(net: Net, window: torch.Tensor) -> float:
     """Return by how much equal outputs of `net` may differ, of the largest: more where its code computes in few bits.
 
-    That is seen in the types of all numbers that it makes for `window`, in autocast as well.
+    The types of all numbers that it makes for `window` show that, in autocast as well.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    seen = set[torch.dtype]()
+    dtypes = set[torch.dtype]()
 
     class Types(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:  # Any: as torch has it
             out = func(*args, **(kwargs or {}))
-            seen.update(leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+            dtypes.update(leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
             return out
 
     try:
@@ -502,7 +502,7 @@ def rounding(net: Net, window: torch.Tensor) -> float:
         raise
     except UnmeasurableError as error:  # some operators are not for such modes
         log.debug("the types in which the net computes cannot be seen: %s", error)
-    few = [torch.finfo(dtype).eps for dtype in seen & {torch.float16, torch.bfloat16}]
+    few = [torch.finfo(dtype).eps for dtype in dtypes & {torch.float16, torch.bfloat16}]
     return max([SAME, *(LAST_BITS * eps for eps in few)])
 
 
@@ -523,7 +523,7 @@ def _has_gradient(net: Net, window: torch.Tensor) -> bool:
 def whole_window(
     net: Net, in_channels: int, axis: int, window: Sequence[int], step: int, found: str, *, is_only: bool = False
 ) -> WholeWindowError:
-    """Return the error of a net that is `found` to be no function of places nearby, with what a trial shows of why.
+    """Return the error of a net whose output depends on the whole window: the fault `found`, and the cause by a trial.
 
     Args:
         window: (z, y, x) that is tried.
@@ -534,18 +534,13 @@ def whole_window(
         return WholeWindowError(
             f"{found}, and each voxel of the output sees all {window[axis]} of a window: a change at one of its faces "
             "changes all of them; layers that look at the whole window (norms, attention, global pooling) do that",
-            is_seen=True,
+            is_shown=True,
         )
     others = ", it sees more than a third of the only window that it takes" if is_only else ""
     return WholeWindowError(
         f"{found}, and a change at the face of a window does not change all of the output: its grid is coarser than "
         f"that{others}, or it depends on the place in the window, as by coordinates or embeddings"
     )
-
-
-def with_size(sizes: Sequence[int], axis: int, size: int) -> Triple:
-    """Return `sizes` (z, y, x) with another one along `axis`."""
-    return triple(size if i == axis else n for i, n in enumerate(sizes))
 
 
 def shifts(
@@ -568,19 +563,6 @@ def shifts(
     return _is_near(still, moved, same or rounding(net, line.narrow(2 + axis, 0, length)))
 
 
-def _least(net: Net, in_channels: int, axes: Sequence[AxisSizes], sizes: Triple) -> Triple:
-    """Return the smallest of LATERALS that the net takes along each axis, to save time."""
-    least = [n or axis.least for n, axis in zip(sizes, axes, strict=True)]
-    for axis in range(3):
-        for size in () if sizes[axis] else LATERALS:
-            if size % axes[axis].ratio.shrink or not 2 * axes[axis].ratio.shrink <= size <= least[axis]:
-                continue
-            if takes(net, noise((1, in_channels, *with_size(least, axis, size))), axis, size, axes[axis].ratio):
-                least[axis] = size
-                break
-    return triple(least)
-
-
 def _bare(net: nn.Module) -> nn.Module:
     """Return the bare network of a package, without its pre- and postprocessing; other nets as they are."""
     from volpipe.nets.declared import bare_net
@@ -595,10 +577,8 @@ def randomised(net: nn.Module, *, positive: bool) -> nn.Module:
     """
     import torch
 
-    from volpipe.nets.declared import ServedNet
-
-    if isinstance(net, ServedNet) and net.draws_weights:
-        return net.with_random_weights(positive=positive)
+    if _served(net).draws_weights:
+        return _served(net).with_random_weights(positive=positive)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if name.endswith("bias"):
@@ -646,17 +626,19 @@ class StrideSearch:
             if shift is not None:
                 return shift, length
             if not is_local and (only or 2 * length > LIKELY_LENGTH):
-                self._check_not_whole(self._longest(length, WHOLE_LENGTH, WHOLE_VOXELS))
+                error = self._whole_window_error(self._longest(length, WHOLE_LENGTH, WHOLE_VOXELS))
+                if error.is_shown:
+                    raise error
                 is_local = True
             if self._longest(length, most, MOST_VOXELS) == length or self.probe.watch.is_late:
                 break
             length *= 2
         # A window whose faces act on its middle shows a stride as well, if they act by little.
         is_far = not only and reaches_middle(
-            self.probe.mixed, self.probe.in_channels, self.axis, with_size(self.least, self.axis, length), own.step
+            self.probe.random_net, self.probe.in_channels, self.axis, with_size(self.least, self.axis, length), own.step
         )
         if not is_far:
-            raise self._whole(length)
+            raise self._whole_window_error(length)
         return self._shift(length, likely[0], FAINT) or own.step, length
 
     def _longest(self, length: int, most: int, most_voxels: int) -> int:
@@ -667,13 +649,13 @@ class StrideSearch:
         return length
 
     def _shift(self, length: int, likely: int, same: float) -> int | None:
-        """Return the least shift that only shifts the output, but for `same`, in the middle of a window; None: none."""
+        """Return the least shift of the input that only shifts the output mid-window, if there is one."""
         probe, axis = self.probe, self.axis
         own, only = probe.axes[axis], probe.sizes[axis]
         shape = with_size(self.least, axis, length + max(STRIDES))
         slices = [n if i == axis else 1 for i, n in enumerate(shape)]
         line = noise((1, probe.in_channels, *shape)) * noise((1, 1, *slices))  # no part is like another, on average
-        shifted = Shifted(probe.mixed, line, axis, length, own.ratio, same=same, is_fixed=bool(only))
+        shifted = Shifted(probe.random_net, line, axis, length, own.ratio, same=same, is_fixed=bool(only))
         parts = [likely // prime for prime in (2, 3, 5, 7) if likely % prime == 0]
         if shifted.only_shifts(likely) and not any(map(shifted.only_shifts, parts)):
             return likely
@@ -684,17 +666,13 @@ class StrideSearch:
             return None
         return next(shift for shift in STRIDES if largest % shift == 0 and shifted.only_shifts(shift))
 
-    def _check_not_whole(self, length: int) -> None:
-        """Refuse a net of which each output voxel looks at all of a window, which no longer one would change."""
-        error = self._whole(length)
-        if error.is_seen:
-            raise error
-
-    def _whole(self, length: int) -> WholeWindowError:
+    def _whole_window_error(self, length: int) -> WholeWindowError:
         probe, axis = self.probe, self.axis
         found = f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is"
         window, step = with_size(self.least, axis, length), probe.axes[axis].step
-        return whole_window(probe.mixed, probe.in_channels, axis, window, step, found, is_only=bool(probe.sizes[axis]))
+        return whole_window(
+            probe.random_net, probe.in_channels, axis, window, step, found, is_only=bool(probe.sizes[axis])
+        )
 
 
 @dataclass

@@ -77,13 +77,16 @@ def _fitting(
     """
     if not path.is_file():
         raise VolpipeError(f"no weights at {path}")
-    everything, groups = _content(read_file(path), path)
+    everything, groups = _tensors_by_place(read_file(path), path)
     within = "" if key is None else f"{key.replace(COMPILED, '')}."
     tensors = {name: tensor for name, tensor in everything.items() if name.startswith(within)}
     if not tensors:
         places = ", ".join(place.rstrip(".") or "the file itself" for place, _ in groups.most_common(MOST_NAMED))
         raise VolpipeError(f"{path} has no tensors under net.weights_key {key!r}; it has some under {places}")
-    matches = _matches(expected, tensors)
+    matches: Counter[str] = Counter()
+    for name in tensors:
+        starts = [0, *(place.end() for place in re.finditer(r"\.", name))]
+        matches.update(name[:start] for start in starts if name[start:] in expected)
     fitting = [prefix for prefix in matches if not _misfit(expected, _below(tensors, prefix))]
     if len(fitting) > 1:
         keys = [prefix.rstrip(".") for prefix in fitting]
@@ -109,7 +112,7 @@ def _refusal(
     matches: Counter[str],
     groups: Mapping[str, int],
 ) -> str:
-    """Return the refusal of a file without a part that fits, with the differences of the nearest one."""
+    """Return the refusal of a file of which no part fits the net, with the differences of the part that is nearest."""
     nearest = max(matches or groups, key=lambda prefix: ((matches or groups)[prefix], -len(prefix)))
     why = _misfit(expected, _below(tensors, nearest))
     place = f"{path}, {nearest.rstrip('.')}," if nearest else f"{path}"
@@ -140,14 +143,14 @@ def read_file(path: Path) -> object:
             return load_file(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TorchScript, which is refused below
-            with torch.serialization.safe_globals(_numbers()):
+            with torch.serialization.safe_globals(_numpy_globals()):
                 return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the readers raise for another file
         raise VolpipeError(_unreadable(path, str(error), type(error).__name__)) from error
 
 
-def _numbers() -> list[Any]:  # Any: classes and functions, as torch has them
-    """Return what makes numbers of numpy, which trainers write beside weights; none of it runs code of the file."""
+def _numpy_globals() -> list[Any]:  # Any: classes and functions, as torch has them
+    """Return the classes of numpy's numbers, which trainers write into files of weights; none runs code of the file."""
     import numpy as np
 
     kinds = [type(np.dtype(name)) for name in ("float16", "float32", "float64", "int32", "int64", "bool")]
@@ -182,7 +185,7 @@ def _unreadable(path: Path, words: str, kind: str) -> str:
 
 
 def _classes(path: Path, words: str) -> list[str]:
-    """Return the classes and functions that a torch file would call, sorted: all, or the one that stopped torch."""
+    """Return the names of classes and functions that a torch file would call, sorted, as far as torch finds them."""
     import torch
 
     try:
@@ -191,9 +194,9 @@ def _classes(path: Path, words: str) -> list[str]:
         return re.findall(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)", words)[:1]
 
 
-def _content(whole: object, path: Path) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+def _tensors_by_place(whole: object, path: Path) -> tuple[dict[str, torch.Tensor], Counter[str]]:
     """Return the tensors in the contents of a file by their dotted place, and the number in each dictionary."""
-    entries = list(_flat(whole, ""))
+    entries = list(_tensors_in(whole, ""))
     names = [place + name for place, name, _ in entries]
     plain = [name.replace(COMPILED, "") for name in names]
     if not entries or not isinstance(whole, Mapping | list | tuple):
@@ -206,7 +209,7 @@ def _content(whole: object, path: Path) -> tuple[dict[str, torch.Tensor], Counte
     return tensors, Counter(place.replace(COMPILED, "") for place, _, _ in entries)
 
 
-def _flat(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, str, torch.Tensor]]:
+def _tensors_in(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yield each tensor in `value` with its place, which ends in a point, and its name there."""
     import torch
 
@@ -217,16 +220,7 @@ def _flat(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, str,
         if isinstance(entry, torch.Tensor):
             yield place, str(key), entry
         elif depth < DEEPEST:
-            yield from _flat(entry, f"{place}{key}.", depth + 1)
-
-
-def _matches(expected: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Counter[str]:
-    """Return how many names of `expected` lie below each prefix."""
-    matches: Counter[str] = Counter()
-    for path in tensors:
-        starts = [0, *(place.end() for place in re.finditer(r"\.", path))]
-        matches.update(path[:start] for start in starts if path[start:] in expected)
-    return matches
+            yield from _tensors_in(entry, f"{place}{key}.", depth + 1)
 
 
 def _below(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -31,7 +31,7 @@ LEAST_ANISOTROPY = 1.5  # of the longest side of a voxel by the next
 
 
 class Trained(BaseModel):
-    """What weights learned from.
+    """The volumes that weights learned from.
 
     Attributes:
         voxel_sizes_nm: (z, y, x) of the net's input, of each volume; none where nobody knows.
@@ -47,7 +47,7 @@ class Trained(BaseModel):
 
     @classmethod
     def beside(cls, choice: NetChoice, search_path: str) -> Trained | None:
-        """Return what the weights of `choice` learned from; None where no file says it."""
+        """Return the file beside the weights of `choice` that describes their training; None without one."""
         if choice.weights is None:
             return None
         path = trained_path(weights_path(choice.weights, search_path))
@@ -70,11 +70,11 @@ def trained_path(weights: Path) -> Path:
 
 
 def voxel_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
-    """Return a sentence if voxels of `volume` are none that the weights of the net `label` learned from."""
+    """Return a sentence if voxels of `volume` have another size than those of the training of the net `label`."""
     size, known = volume.voxel_size_nm, trained.voxel_sizes_nm
     if size is None or not known or any(_is_alike(size, other) for other in known):
         return []
-    sizes = f"{_listed(known)} nm (z, y, x)"
+    sizes = f"{_sizes_text(known)} nm (z, y, x)"
     said = f"net {label} learned from voxels of {sizes}, and those of {volume} are {shown(size)} nm"
     longest, before = _long_axis(size), "".join(dict.fromkeys(map(_long_axis, known)))
     if longest and before and longest not in before:
@@ -90,31 +90,33 @@ def voxel_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
 
 
 def unknown_size_note(volume: Volume, trained: Trained | None) -> str:
-    """Return which voxels the net learned from where those of `volume` are not known; "" otherwise."""
+    """Return a sentence with the voxel sizes of the training if that of `volume` is unknown; "" otherwise."""
     if volume.voxel_size_nm is not None or trained is None or not trained.voxel_sizes_nm:
         return ""
-    return f"the net learned from voxels of {_listed(trained.voxel_sizes_nm)} nm; give input.voxel_size_nm to compare"
+    return (
+        f"the net learned from voxels of {_sizes_text(trained.voxel_sizes_nm)} nm; give input.voxel_size_nm to compare"
+    )
 
 
 def contrast_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
-    """Return a sentence if lines in `volume` are dark where those that the net `label` learned from were bright.
+    """Return a sentence if lines are dark in `volume` and bright in the training of the net `label`, or the reverse.
 
     The other way round as well; nothing where one of both is in doubt.
     """
     known = trained.line_contrasts
     if not known or not (min(known) >= LEAST_CONTRAST or max(known) <= -LEAST_CONTRAST):
         return []
-    seen = line_contrast(volume)
-    if seen is None or abs(seen) < LEAST_CONTRAST or (seen > 0) == (known[0] > 0):
+    contrast = line_contrast(volume)
+    if contrast is None or abs(contrast) < LEAST_CONTRAST or (contrast > 0) == (known[0] > 0):
         return []
     dark, bright = ("darker than what they part", "brighter")
     before, now = (dark, bright) if known[0] > 0 else (bright, dark)
     mean = sum(known) / len(known)
     return [
-        f"{volume} looks inverted for net {label}: lines such as membranes are {now} (contrast {seen:+.2f} in sampled "
-        f"slices), and those that it learned from were {before} ({mean:+.2f}). Write it the other way round first, of "
-        "8 bits 255 less each value (net.name=numpy:FILE.py:FUNCTION runs such a function), or train a net on volumes "
-        "like it"
+        f"{volume} looks inverted for net {label}: lines such as membranes are {now} (contrast {contrast:+.2f} in "
+        f"sampled slices), and those that it learned from were {before} ({mean:+.2f}). Write it the other way round "
+        "first, of 8 bits 255 less each value (net.name=numpy:FILE.py:FUNCTION runs such a function), or train a net "
+        "on volumes like it"
     ]
 
 
@@ -128,5 +130,5 @@ def _long_axis(size: Lengths) -> str:
     return "zyx"[size.index(first)] if first >= LEAST_ANISOTROPY * second else ""
 
 
-def _listed(sizes: Sequence[Lengths]) -> str:
+def _sizes_text(sizes: Sequence[Lengths]) -> str:
     return " or ".join(dict.fromkeys(map(shown, sizes)))

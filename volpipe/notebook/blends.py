@@ -24,7 +24,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.output import finish
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
-from volpipe.inference.tiling import aligned_halo, losses
+from volpipe.inference.tiling import aligned_halo, trims
 from volpipe.nets.cache import remembering
 from volpipe.notebook.boxes import Sizes, checked_at, checked_size
 from volpipe.notebook.pictures import Drawn, first_channel, slices_of
@@ -155,7 +155,7 @@ def blends(
 
 def whole_of(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box: Box) -> np.ndarray:
     """Return the net's output (c, z, y, x), float32, over `box`, which it sees with its halo in one window."""
-    net, (before, after) = plan.net, losses(plan.net)
+    net, (before, after) = plan.net, trims(plan.net)
     inner = [h - m for h, m in zip(aligned_halo(net), before, strict=True)]  # in whole strides
     start = tuple(a // s * s - h for a, h, s in zip(box.start, inner, net.stride, strict=True))
     stop = tuple(align_up(b + h, s) for b, h, s in zip(box.stop, inner, net.stride, strict=True))

@@ -18,13 +18,13 @@ from volpipe.runs.seams import (
     MEANING,
     THRESHOLD,
     Profile,
-    Score,
+    SeamScore,
     blind_spot,
     seam_squares,
 )
 from volpipe.tables import html_table
 from volpipe.workflow.driver import Report, RunWork
-from volpipe.workflow.entries import find_work
+from volpipe.workflow.kinds import find_work
 
 AXES = "zyx"
 
@@ -40,7 +40,7 @@ class Seams(Drawn):
     """
 
     output: str
-    scores: tuple[Score, ...]
+    scores: tuple[SeamScore, ...]
     profiles: tuple[Profile, ...]
     note: str = ""
 

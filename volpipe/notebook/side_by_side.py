@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.evaluation.image_scores import ImageSums, psnr
+from volpipe.evaluation.psnr import psnr
 from volpipe.geometry.grid import Box, Shape, Triple, triple
 from volpipe.notebook.boxes import Sizes, checked_at, checked_size
 from volpipe.notebook.pictures import Drawn, channel_note, first_channel, slices_of
@@ -326,7 +326,7 @@ def _scores(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers
     range_ = float(np.iinfo(a.dtype).max) - float(np.iinfo(a.dtype).min) if is_small else None
     return {
         "rmse": math.sqrt(total / num) if num else math.nan,
-        "psnr": psnr(ImageSums(num=num, squares=total), range_) if range_ is not None and num else None,
+        "psnr": psnr(num, total, range_) if range_ is not None and num else None,
         "largest": float(np.abs(change[finite]).max(initial=0.0)),
         "share": float(np.count_nonzero((a != b)[finite]) / num) if num else math.nan,
         "num_nonfinite": int(finite.size - num),

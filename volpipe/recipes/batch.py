@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, Field
 from volpipe.errors import RecipeError, VolpipeError, VolumeError
 from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Input, Recipe
-from volpipe.recipes.toml import Section, UserPath, leaves, load_tree, typed
+from volpipe.recipes.toml import Section, UserPath, leaves, load_tree, one_or_more, typed
 from volpipe.resolve import nearest, path_of, with_home
 from volpipe.text import read_text
 from volpipe.volumes.formats.container import SUFFIXES, check_suffix, locate
@@ -39,16 +39,12 @@ LISTS = (".csv", ".txt")
 Mistake = tuple[str, str]  # a dataset, or the file that lists it, and a sentence
 
 
-def _to_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-class Batch(Section):
+class BatchRecipe(Section):
     """What a batch's file says."""
 
     out: UserPath
     """The name of each output, by {stem}, {key} and {recipe}, or a folder for all of them."""
-    volumes: Annotated[tuple[UserPath, ...], BeforeValidator(_to_list)] = ()
+    volumes: Annotated[tuple[UserPath, ...], BeforeValidator(one_or_more)] = ()
     """Places, patterns, CSV files, text files of places, and prefixes of buckets."""
     recipe: UserPath | None = None
     """A shipped recipe or a TOML file, for all datasets that name none."""
@@ -59,7 +55,7 @@ class Batch(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class BatchDataset:
     """A volume and what to do with it.
 
     Attributes:
@@ -83,7 +79,7 @@ class Dataset:
         return Path(self.recipe).stem if self.recipe else "default"
 
 
-def load_batch(path: Path) -> Batch:
+def load_batch(path: Path) -> BatchRecipe:
     """Return the batch in the TOML file at `path`.
 
     Raises:
@@ -94,31 +90,33 @@ def load_batch(path: Path) -> Batch:
     tree = load_tree(path)
     if "stage" in tree or "net" in tree:
         raise RecipeError(f'{path} is a recipe, not a batch; name it in one, as recipe = "{path}", or give --recipe')
-    return typed(Batch, tree, path)
+    return typed(BatchRecipe, tree, path)
 
 
-def list_datasets(batch: Batch) -> tuple[list[Dataset], list[Mistake]]:
+def list_datasets(batch: BatchRecipe) -> tuple[list[BatchDataset], list[Mistake]]:
     """Return the datasets of `batch`, each with its output's place, and what is wrong with those that are left out.
 
     A table or a line of a CSV stands in place of what a pattern gives for the same volume.
     """
     mistakes: list[Mistake] = []
-    tables: list[Dataset] = []
+    tables: list[BatchDataset] = []
     for number, table in enumerate(batch.dataset, 1):
         with _collected(f"[[dataset]] {number}", mistakes):
             tables += _from_table(table, f"[[dataset]] {number}")
-    plain: list[Dataset] = []
+    plain: list[BatchDataset] = []
     for volume in batch.volumes:
         with _collected(volume, mistakes):
-            listed = list(_listed(volume, mistakes))
+            listed = list(_datasets_of_entry(volume, mistakes))
             (tables if volume.lower().endswith(".csv") else plain).extend(listed)
-    own = {str(_place(table.volume)) for table in tables}
-    datasets = [dataset for dataset in plain if str(_place(dataset.volume)) not in own] + tables
+    own = {str(paths.locate(table.volume)) for table in tables}
+    datasets = [dataset for dataset in plain if str(paths.locate(dataset.volume)) not in own] + tables
     whole = []
     for dataset in datasets:
         with _collected(dataset.volume, mistakes):
             named = replace(dataset, recipe=dataset.recipe or batch.recipe)
-            whole.append(replace(named, out=str(_place(_fill(dataset.out or template(batch.out), named)))))
+            whole.append(
+                replace(named, out=str(paths.locate(_named_output(dataset.out or template(batch.out), named))))
+            )
     if not datasets and not mistakes:
         mistakes.append(("volumes", "the batch names no volume; give volumes, or a [[dataset]]"))
     return whole, mistakes
@@ -133,7 +131,7 @@ def _collected(what: str, mistakes: list[Mistake]) -> Iterator[None]:
         mistakes.append((what, str(error)))
 
 
-def _from_table(table: Mapping[str, Any], line: str) -> list[Dataset]:  # Any: TOML values
+def _from_table(table: Mapping[str, Any], line: str) -> list[BatchDataset]:  # Any: TOML values
     if not isinstance(table.get("volume"), str):
         raise RecipeError('it names no volume; write volume = "…"')
     for key in ("recipe", "out"):
@@ -143,7 +141,7 @@ def _from_table(table: Mapping[str, Any], line: str) -> list[Dataset]:  # Any: T
     return _datasets(table, {key: json.dumps(value) for key, value in leaves(tree)}, line)
 
 
-def _datasets(head: Mapping[str, Any], settings: Mapping[str, str], line: str) -> list[Dataset]:  # Any: TOML
+def _datasets(head: Mapping[str, Any], settings: Mapping[str, str], line: str) -> list[BatchDataset]:  # Any: TOML
     """Return the datasets of a table; settings of the input, whose section may be left out, are kept apart."""
     places = expand(head["volume"])
     check_keys(settings)
@@ -152,7 +150,7 @@ def _datasets(head: Mapping[str, Any], settings: Mapping[str, str], line: str) -
     region = tuple(line for line in lines if line.startswith("input."))
     rest = tuple(line for line in lines if not line.startswith("input."))
     recipe, out = head.get("recipe") and with_home(head["recipe"]), with_home(head.get("out") or "")
-    return [Dataset(place, recipe or None, out, rest, region, line) for place in places]
+    return [BatchDataset(place, recipe or None, out, rest, region, line) for place in places]
 
 
 def check_keys(names: Sequence[str] | Mapping[str, str]) -> None:
@@ -173,13 +171,13 @@ def check_keys(names: Sequence[str] | Mapping[str, str]) -> None:
             )
 
 
-def _listed(volume: str, mistakes: list[Mistake]) -> Iterator[Dataset]:
+def _datasets_of_entry(volume: str, mistakes: list[Mistake]) -> Iterator[BatchDataset]:
     """Yield the datasets that an entry of `volumes` stands for."""
     path = path_of(volume)
     if "://" not in volume and path.suffix.lower() in LISTS and not glob.has_magic(volume):
         yield from (_from_csv if path.suffix.lower() == ".csv" else _from_text)(path, mistakes)
     else:
-        yield from (Dataset(place) for place in expand(volume))
+        yield from (BatchDataset(place) for place in expand(volume))
 
 
 def _read_text(path: Path) -> str:
@@ -191,19 +189,19 @@ def _read_text(path: Path) -> str:
         raise VolumeError(f"{path} cannot be read as text: {error}") from error
 
 
-def _from_text(path: Path, mistakes: list[Mistake]) -> Iterator[Dataset]:
+def _from_text(path: Path, mistakes: list[Mistake]) -> Iterator[BatchDataset]:
     """Yield a dataset for each line of a text file but empty ones and those that begin with #."""
     count = len(mistakes)
     lines = [line.strip() for line in _read_text(path).splitlines()]
     places = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
     for number, line in places:
         with _collected(f"{path}, line {number}", mistakes):
-            yield from [Dataset(place, line=f"{path}, line {number}") for place in expand(line)]
+            yield from [BatchDataset(place, line=f"{path}, line {number}") for place in expand(line)]
     if not places and len(mistakes) == count:
         raise RecipeError(f"{path} names no volume")
 
 
-def _from_csv(path: Path, mistakes: list[Mistake]) -> Iterator[Dataset]:
+def _from_csv(path: Path, mistakes: list[Mistake]) -> Iterator[BatchDataset]:
     """Yield a dataset for each line of a CSV file; its columns are `volume`, and what a table may say."""
     rows = list(csv.reader(_read_text(path).splitlines(), skipinitialspace=True))
     names = [name.strip() for name in rows[0]] if rows else []
@@ -222,7 +220,7 @@ def _from_csv(path: Path, mistakes: list[Mistake]) -> Iterator[Dataset]:
                 yield from _from_cells(dict(zip(names, row, strict=False)), len(row) - len(names), line)
 
 
-def _from_cells(cells: Mapping[str, str], surplus: int, line: str) -> list[Dataset]:
+def _from_cells(cells: Mapping[str, str], surplus: int, line: str) -> list[BatchDataset]:
     if surplus > 0:
         raise RecipeError(f"it has {surplus} more cells than there are columns; put a roi into quotes")
     values = {name: cell.strip() for name, cell in cells.items() if cell.strip()}
@@ -297,10 +295,10 @@ def home(out: str) -> Location:
     """Return the folder in which all outputs that `out` names lie."""
     address, _, settings = template(out).partition("?")
     folder = address.partition("{")[0].rpartition("/")[0] or ("/" if address.startswith("/") else ".")
-    return _place(f"{folder}?{settings}" if settings and "://" in out else folder)
+    return paths.locate(f"{folder}?{settings}" if settings and "://" in out else folder)
 
 
-def _fill(template: str, dataset: Dataset) -> str:
+def _named_output(template: str, dataset: BatchDataset) -> str:
     fields = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
     if unknown := sorted(fields - set(FIELDS)):
         raise RecipeError(
@@ -310,7 +308,3 @@ def _fill(template: str, dataset: Dataset) -> str:
     inner = next((line.partition("=")[2].strip('"') for line in dataset.region if line.startswith("input.key=")), None)
     container, key = locate(dataset.volume, inner)
     return template.format(stem=container.stem, key=key.replace("/", "_"), recipe=dataset.recipe_name)
-
-
-def _place(location: str) -> Location:
-    return paths.locate(location)

@@ -49,7 +49,7 @@ def complain(
         depth = len(problem["loc"])
         if any(len(other["loc"]) > depth and other["loc"][:depth] == problem["loc"] for other in problems):
             continue  # which says more
-        names = _names(model, problem["loc"])
+        names = _known_keys(model, problem["loc"])
         if problem["type"] == "extra_forbidden":
             names = [str(part) for part in problem["loc"]]
             line = f"unknown key {'.'.join(names)}{_alike(names, model)}"
@@ -80,26 +80,26 @@ def show_value(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
 
-def _names(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+def _known_keys(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     """Return the parts of `location` that are keys, or places in a list of sections; not those of pydantic's unions."""
     names: list[str] = []
     annotation: Any = model  # Any: a type, or a form of typing
     for part in location:
-        annotation, _ = _inner(annotation, part)
+        annotation, _ = _type_of_key(annotation, part)
         if annotation is None:
             break
         names.append(str(part))
     return names
 
 
-def _inner(annotation: Any, part: int | str) -> tuple[Any, Sequence[Any]]:  # Any: a type, or a form of typing
+def _type_of_key(annotation: Any, part: int | str) -> tuple[Any, Sequence[Any]]:  # Any: a type, or a form of typing
     """Return type and limits of the key `part` in a value of this type, None where there is no such key."""
     section = _section(annotation)
     if isinstance(part, int) and section is not None:
         return section, ()
     if section is not None and (field := section.model_fields.get(str(part))) is not None:
         return field.annotation, field.metadata
-    kinds = _flat(annotation) if section is None and isinstance(part, str) else ()
+    kinds = _union_members(annotation) if section is None and isinstance(part, str) else ()
     return next((get_args(kind)[1] for kind in kinds if get_origin(kind) is dict), None), ()
 
 
@@ -111,11 +111,11 @@ def _section(annotation: Any) -> type[BaseModel] | None:  # Any: a type, or a fo
     return None
 
 
-def _flat(annotation: Any) -> Iterator[Any]:  # Any: a type, or a form of typing
+def _union_members(annotation: Any) -> Iterator[Any]:  # Any: a type, or a form of typing
     """Yield the members of the union `annotation`, without None."""
     if get_origin(annotation) in (Union, types.UnionType):
         for kind in get_args(annotation):
-            yield from _flat(kind)
+            yield from _union_members(kind)
     elif annotation is not type(None):
         yield annotation
 
@@ -126,7 +126,7 @@ def _misfit(model: type[BaseModel], names: Sequence[str], tree: Tree) -> str:
     metadata: Sequence[Any] = ()
     value: Any = tree  # Any: a TOML value
     for name in names:
-        annotation, metadata = _inner(annotation, int(name) if name.isdigit() else name)
+        annotation, metadata = _type_of_key(annotation, int(name) if name.isdigit() else name)
         if isinstance(value, Mapping) and name not in value:
             return f"{'.'.join(names)} is missing; give {phrases(annotation, metadata)[0]}"
         value = value[int(name)] if isinstance(value, list | tuple) else value[name]
@@ -135,12 +135,13 @@ def _misfit(model: type[BaseModel], names: Sequence[str], tree: Tree) -> str:
         kinds = [kind.replace("a number", "a finite number") for kind in kinds]
     joined = f"not {kinds[0]}" if len(kinds) == 1 else f"neither {' nor '.join(kinds)}"
     key = ".".join(names) or "the recipe"
-    return f"{key}: {show_value(value)} is {joined}{_nearest_word(value, annotation)}"
+    words = [word for kind in _union_members(annotation) if get_origin(kind) is Literal for word in get_args(kind)]
+    return f"{key}: {show_value(value)} is {joined}{nearest(value, words) if isinstance(value, str) else ''}"
 
 
 def phrases(annotation: Any, metadata: Sequence[Any]) -> list[str]:  # Any: a type, or a form of typing
     """Return a phrase for each kind of value that `annotation` takes."""
-    return [_phrase(kind, metadata) for kind in _flat(annotation)]
+    return [_phrase(kind, metadata) for kind in _union_members(annotation)]
 
 
 def _phrase(kind: Any, metadata: Sequence[Any]) -> str:  # Any: a type, or a form of typing
@@ -187,16 +188,11 @@ def _bounds(metadata: Sequence[Any]) -> str:  # Any: pydantic's and annotated_ty
     return words
 
 
-def _nearest_word(value: object, annotation: Any) -> str:  # Any: a type, or a form of typing
-    words = [word for kind in _flat(annotation) if get_origin(kind) is Literal for word in get_args(kind)]
-    return nearest(value, words) if isinstance(value, str) else ""
-
-
 def _alike(names: Sequence[str], model: type[BaseModel]) -> str:
     """Return the key that an unknown one may mean, beside it or of the same name elsewhere; else all beside it."""
     annotation: Any = model  # Any: a type, or a form of typing
     for name in names[:-1]:
-        annotation, _ = _inner(annotation, int(name) if name.isdigit() else name)
+        annotation, _ = _type_of_key(annotation, int(name) if name.isdigit() else name)
     section = _section(annotation)
     fields = {} if section is None else section.model_fields
     meant = nearest(names[-1], fields)

@@ -37,18 +37,23 @@ UserPath = Annotated[str, AfterValidator(with_home)]  # the place of a file, a v
 Sizes = tuple[Count, Count, Count]
 
 
+def one_or_more(value: object) -> object:
+    """Return a text as a list of it alone; anything else as it is."""
+    return [value] if isinstance(value, str) else value
+
+
 def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:  # Any: TOML values
     """Return what the TOML file at `path` holds with ``key=value`` settings on top; `typed` checks it.
 
     Raises:
         RecipeError: no such file, or no TOML.
     """
-    tree = {} if path is None or path == NO_RECIPE else _read(path)
+    tree = {} if path is None or path == NO_RECIPE else _read_toml(path)
     set_values(tree, settings)
     return tree
 
 
-def _read(path: Path) -> dict[str, Any]:  # Any: TOML values
+def _read_toml(path: Path) -> dict[str, Any]:  # Any: TOML values
     """Return what the recipe at `path`, or the shipped one of that name, holds."""
     try:
         text = read_text(shipped_recipe(path))

@@ -119,7 +119,7 @@ class Samples(Section):
     """So many windows in turn come from the same neighbourhood, of twice the window along each axis."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Samples:
+    def _check_values(self) -> Samples:
         for axis, size, margin in zip("zyx", self.shape, self.margin, strict=True):
             if 2 * margin >= size:
                 raise ValueError(f"margin {margin} leaves nothing of shape {size} on axis {axis}; give less")
@@ -191,7 +191,7 @@ class Classes(Section):
     """Weight of 1 less the Dice coefficient, the mean over classes."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Classes:
+    def _check_values(self) -> Classes:
         if len(self.names) == 1 or len(self.names) > MOST_CLASSES or len(set(self.names)) < len(self.names):
             raise ValueError(f"names {self.names}: give 2 to {MOST_CLASSES} different ones, the first for label 0")
         if self.balance and len(self.balance) != len(self.names):

@@ -27,7 +27,7 @@ MOST_MAPS = 2
 
 
 @dataclass
-class View:
+class GridSide:
     """A grid of blocks from one side; arrays are (down, across), of cells.
 
     Attributes:
@@ -88,14 +88,14 @@ class BlockMap:
 
     stage: str
     grid: Grid
-    views: dict[str, View] = field(init=False)
+    views: dict[str, GridSide] = field(init=False)
     nodes: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     _waiting: list[tuple[list[int], float, int]] = field(default_factory=list, repr=False)
     _num_waiting: int = 0
 
     def __post_init__(self) -> None:
-        self.views = {name: View(self.grid, axis) for name, axis in PLANES.items()}
+        self.views = {name: GridSide(self.grid, axis) for name, axis in PLANES.items()}
 
     def add(self, units: Sequence[int], seconds: float, node: str) -> None:
         """Add a task: the blocks that it did, and the seconds that it took for all of them."""
@@ -118,16 +118,16 @@ class BlockMap:
 
     def add_attempt(self, units: Iterable[int]) -> None:
         """Add blocks of a task that failed."""
-        self._count("num_tries", units)
+        self._count_units("num_tries", units)
 
     def close(self, stage: Stage) -> None:
         """Take note of what is missing in the end."""
         self._flush()
         lacking = ~stage.done if stage.active is None else ~stage.done & stage.active
         for start in range(0, len(lacking), BATCH):
-            self._count("num_missing", (np.flatnonzero(lacking[start : start + BATCH]) + start).tolist())
+            self._count_units("num_missing", (np.flatnonzero(lacking[start : start + BATCH]) + start).tolist())
 
-    def _count(self, name: str, units: Iterable[int]) -> None:
+    def _count_units(self, name: str, units: Iterable[int]) -> None:
         known = np.array([unit for unit in units if 0 <= unit < len(self.grid)], np.int64)
         if known.size:
             for view in self.views.values():
@@ -138,12 +138,14 @@ class BlockMap:
         views = {name: view for name, view in self.views.items() if view.longest.size > 1}
         if not views:
             return
-        columns = _joined([self._columns(name, view) for name, view in views.items()])
+        parts = [self._cell_columns(name, view) for name, view in views.items()]
+        columns = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+        slowest = max(float(view.longest.max()) for view in self.views.values())
         num_joined = max(view.step[0] * view.step[1] for view in views.values())
         cell = "a column of blocks" if num_joined == 1 else f"up to {count(num_joined, 'column')} of blocks"
         caption = (
             f"Each square is {cell}, seen along the axis that its panel does not show; its colour is the time of the "
-            f"slowest block in it, {duration(self._slowest)} at most. Triangles: tried again. Crosses: missing, "
+            f"slowest block in it, {duration(slowest)} at most. Triangles: tried again. Crosses: missing, "
             "set aside among them. Voxels count from the corner of the volume."
         )
         yield Chart(f"Blocks of {self.stage}: time", caption, "block_times", columns)
@@ -151,11 +153,7 @@ class BlockMap:
             caption = "The node of the slowest block in each square."
             yield Chart(f"Blocks of {self.stage}: nodes", caption, "block_nodes", columns)
 
-    @property
-    def _slowest(self) -> float:
-        return max(float(view.longest.max()) for view in self.views.values())
-
-    def _columns(self, name: str, view: View) -> dict[str, list[object]]:
+    def _cell_columns(self, name: str, view: GridSide) -> dict[str, list[object]]:
         """Return the cells of a view, a row each."""
         (top, bottom), (left, right) = view.edges(0), view.edges(1)
         down, across = (grid.ravel() for grid in np.indices(view.shape))
@@ -175,10 +173,6 @@ class BlockMap:
 
 def _rounded(values: np.ndarray) -> list[object]:
     return [None if value != value else float(f"{value:.3g}") for value in values.ravel().tolist()]
-
-
-def _joined(parts: Sequence[Mapping[str, list[object]]]) -> dict[str, list[object]]:
-    return {name: [value for part in parts for value in part[name]] for name in parts[0]}
 
 
 def slowest_maps(maps: Mapping[str, BlockMap], schedule: Schedule) -> Iterator[Item]:

@@ -24,7 +24,7 @@ from volpipe.inference.output_plan import OutputPlan
 from volpipe.reporting import frames
 from volpipe.reporting.frames import EDGE
 from volpipe.reporting.histogram import histogram
-from volpipe.reporting.page import Item, Note, Picture, reason_of
+from volpipe.reporting.page import Item, Picture, Sentence, reason_of
 from volpipe.reporting.shades import Image2D, Range, coloured, display_change, display_range, diverge, shaded
 from volpipe.reporting.slices import (
     MOST_BYTES,
@@ -33,8 +33,8 @@ from volpipe.reporting.slices import (
     Sight,
     averaged,
     flat,
+    gone_in,
     inside,
-    lost_in,
     middle_of,
     missing_in,
     part_around,
@@ -47,7 +47,7 @@ AXES = "zyx"
 
 
 @dataclass(frozen=True)
-class Subject:
+class ShownOutput:
     """An output and what it was made of.
 
     Attributes:
@@ -57,7 +57,7 @@ class Subject:
         shrink: voxels of the input per voxel of the output, where that is coarser.
         is_alike: whether both have the same grey levels, so that their difference says something.
         is_missing: tells of a level of the output and a shard of that whether it is still to be written.
-        is_lost: tells of one whether it was written, and its files are gone.
+        is_gone: tells of one whether it was written, and its files are gone.
     """
 
     plan: OutputPlan
@@ -67,7 +67,7 @@ class Subject:
     shrink: Triple = (1, 1, 1)
     is_alike: bool = True
     is_missing: Callable[[int, int], bool] = lambda level, shard: False
-    is_lost: Callable[[int, int], bool] = lambda level, shard: False
+    is_gone: Callable[[int, int], bool] = lambda level, shard: False
 
     @property
     def voxel(self) -> Lengths:
@@ -98,23 +98,23 @@ class Subject:
             try:
                 sight = Sight(self.plan.source.volume()) if name == "input" else self.output()
                 sight.volume.open()
-                sight.within_reach(*(_given if name == "input" else outer)(self, self.region))
+                sight.within_reach(*((self.region, self.at) if name == "input" else outer(self, self.region)))
                 sights[name] = sight
             except (VolpipeError, OSError) as error:
-                notes.append(Note(f"The {name} cannot be shown: {reason_of(error)}", "warning"))
+                notes.append(Sentence(f"The {name} cannot be shown: {reason_of(error)}", "warning"))
         return sights, notes
 
     def output(self, level: int = 0, most_bytes: int = MOST_BYTES) -> Sight:
         """Return a level of the output."""
         plan = self.plan
         missing = missing_in(plan.shards(level), partial(self.is_missing, level))
-        lost = lost_in(plan.shards(level), partial(self.is_lost, level))
-        return Sight(planned_volume(plan, level), missing, lost, most_bytes)
+        gone = gone_in(plan.shards(level), partial(self.is_gone, level))
+        return Sight(planned_volume(plan, level), missing, gone, most_bytes)
 
 
 @dataclass(frozen=True)
 class Plane:
-    """One slice of both, whose box is in voxels of the output: the coarser voxels are repeated.
+    """One slice of input and output; its box is in voxels of the output.
 
     Attributes:
         source, output: of a volume that cannot be read None.
@@ -132,86 +132,84 @@ class Plane:
         return PLANES[self.name]
 
 
-def slices_of(subject: Subject) -> list[Item]:
+def slices_of(shown_output: ShownOutput) -> list[Item]:
     """Return the pictures of three slices through the middle, what could not be read, and a histogram of the rest."""
-    sights, notes = subject.sights
-    planes = list(_planes(subject, sights)) if sights else []
+    sights, notes = shown_output.sights
+    planes = list(_planes(shown_output, sights)) if sights else []
     patches = [patch for plane in planes for patch in (plane.source, plane.output) if patch is not None]
-    return [*notes, *damage_notes(patches), *Drawing(subject, planes).items(), *_histograms(subject, planes)]
+    return [*notes, *damage_notes(patches), *Drawing(shown_output, planes).items(), *_histograms(shown_output, planes)]
 
 
 def damage_notes(patches: Sequence[Patch]) -> list[Item]:
     """Return why parts of pictures are hatched."""
     problems = dict.fromkeys(patch.problem for patch in patches if patch.problem)
-    notes: list[Item] = [Note(f"A part cannot be read, and is hatched: {text}", "warning") for text in problems]
+    notes: list[Item] = [Sentence(f"A part cannot be read, and is hatched: {text}", "warning") for text in problems]
     if any(not (patch.problem or patch.is_known.all()) for patch in patches):
-        notes.append(Note("What is not written yet, or was set aside, is hatched.", "warning"))
+        notes.append(Sentence("What is not written yet, or was set aside, is hatched.", "warning"))
     return notes
 
 
-def _given(subject: Subject, box: Box) -> tuple[Box, Index]:
-    """Return `box` of the input, and the voxel in which slices meet."""
-    return box, subject.at
-
-
-def outer(subject: Subject, box: Box) -> tuple[Box, Index]:
+def outer(shown_output: ShownOutput, box: Box) -> tuple[Box, Index]:
     """Return the voxels of the output that show `box` of the input, and the one in which slices meet."""
 
     def shown(part: Box) -> Box:
-        return inside(part.relative_to(subject.region.start), subject.shrink).scaled(subject.scale)
+        return inside(part.relative_to(shown_output.region.start), shown_output.shrink).scaled(shown_output.scale)
 
-    return shown(box), middle_of(shown(voxel_at(subject.at)))
-
-
-def _inner(subject: Subject, box: Box) -> Box:
-    """Return the voxels of the input of which `box` of the output shows all."""
-    return inside(box, subject.scale).scaled(subject.shrink).shift(subject.region.start) & subject.region
+    return shown(box), middle_of(shown(voxel_at(shown_output.at)))
 
 
-def field_of(subject: Subject, sights: dict[str, Sight]) -> Box:
+def _input_under(shown_output: ShownOutput, box: Box) -> Box:
+    """Return the voxels of the input that lie wholly under `box` of the output."""
+    return (
+        inside(box, shown_output.scale).scaled(shown_output.shrink).shift(shown_output.region.start)
+        & shown_output.region
+    )
+
+
+def field_of(shown_output: ShownOutput, sights: dict[str, Sight]) -> Box:
     """Return the part of the input that is shown."""
-    sizes = tuple(max(1, int(EDGE * subject.pixel / v * 1.000001)) for v in subject.input_voxel)
-    field = part_around(subject.region, subject.at, sizes)
+    sizes = tuple(max(1, int(EDGE * shown_output.pixel / v * 1.000001)) for v in shown_output.input_voxel)
+    field = part_around(shown_output.region, shown_output.at, sizes)
     if "input" in sights:
-        field = sights["input"].within_reach(field, subject.at)
+        field = sights["input"].within_reach(field, shown_output.at)
     if "output" in sights:
-        field = _inner(subject, sights["output"].within_reach(*outer(subject, field)))
+        field = _input_under(shown_output, sights["output"].within_reach(*outer(shown_output, field)))
     return field
 
 
-def _planes(subject: Subject, sights: dict[str, Sight]) -> Iterator[Plane]:
-    """Yield what is read for each slice."""
-    field = field_of(subject, sights)
+def _planes(shown_output: ShownOutput, sights: dict[str, Sight]) -> Iterator[Plane]:
+    """Yield the three slices, with the voxels that are read for each."""
+    field = field_of(shown_output, sights)
     source, output = sights.get("input"), sights.get("output")
     if source is not None:
         source.hold(field)
     if output is not None:
-        output.hold(outer(subject, field)[0])
+        output.hold(outer(shown_output, field)[0])
     for name, axis in PLANES.items():
-        box = slice_at(field, axis, subject.at)
+        box = slice_at(field, axis, shown_output.at)
         if source is not None:
-            box = source.affordable(box, axis, subject.at)
+            box = source.affordable(box, axis, shown_output.at)
         if output is not None:
-            shown, at = outer(subject, box)
-            box = _inner(subject, output.affordable(shown, axis, at))
-        shown, _ = outer(subject, box)
-        given = None if source is None else source.read(_inner(subject, shown))
+            shown, at = outer(shown_output, box)
+            box = _input_under(shown_output, output.affordable(shown, axis, at))
+        shown, _ = outer(shown_output, box)
+        given = None if source is None else source.read(_input_under(shown_output, shown))
         result = None if output is None else output.read(shown)
-        yield Plane(name, shown, given, result, _change(subject, given, result))
+        yield Plane(name, shown, given, result, _change(shown_output, given, result))
 
 
-def _change(subject: Subject, source: Patch | None, output: Patch | None) -> np.ndarray | None:
+def _change(shown_output: ShownOutput, source: Patch | None, output: Patch | None) -> np.ndarray | None:
     """Return output less input of the first channel, (z, y, x), NaN where one is not known; None without both."""
-    if source is None or output is None or not subject.is_alike:
+    if source is None or output is None or not shown_output.is_alike:
         return None
     # The input has less than the voxels of a coarser one where it is thinner than that.
-    shrink = triple(map(min, subject.shrink, source.box.shape))
+    shrink = triple(map(min, shown_output.shrink, source.box.shape))
     known = [
         averaged(patch.is_known.astype(np.float64), factor) == 1
-        for patch, factor in ((output, subject.scale), (source, shrink))
+        for patch, factor in ((output, shown_output.scale), (source, shrink))
     ]
     with np.errstate(invalid="ignore"):  # of infinities
-        change = averaged(output.data[0].astype(np.float64), subject.scale) - averaged(
+        change = averaged(output.data[0].astype(np.float64), shown_output.scale) - averaged(
             source.data[0].astype(np.float64), shrink
         )
     return np.where(known[0] & known[1], change, np.nan)
@@ -221,24 +219,24 @@ def _change(subject: Subject, source: Patch | None, output: Patch | None) -> np.
 class Drawing:
     """The pictures of slices, which have one scale and the same greys."""
 
-    subject: Subject
+    shown_output: ShownOutput
     planes: Sequence[Plane]
 
     def items(self) -> Iterator[Item]:
         """Yield what greys and colours mean, and the pictures of each plane."""
         if self.planes:
-            yield Note(self.legend)
+            yield Sentence(self.legend)
         for plane in self.planes:
             if plane.source is not None:
                 yield self._picture(plane, "Input", image_of(plane.source, plane.axis, self.limits["input"]))
         for plane in self.planes:
-            if plane.output is not None and self.subject.plan.is_labels:
+            if plane.output is not None and self.shown_output.plan.is_labels:
                 yield self._picture(plane, "Objects", self._objects(plane, plane.output))
             elif plane.output is not None:
                 yield self._picture(plane, "Output", image_of(plane.output, plane.axis, self.limits["output"]))
         for plane in self.planes:
             if plane.change is not None and self.largest:
-                yield self._difference(plane, plane.change)
+                yield self._difference_picture(plane, plane.change)
 
     def _objects(self, plane: Plane, output: Patch) -> Image2D:
         """Return labels in colours, over the input where that is known."""
@@ -249,7 +247,7 @@ class Drawing:
             labels, known, below = (frames.resized(each, (down, across)) for each in (labels, known, image))
         return frames.hatched(coloured(labels, below), known)
 
-    def _difference(self, plane: Plane, change: np.ndarray) -> Picture:
+    def _difference_picture(self, plane: Plane, change: np.ndarray) -> Picture:
         image = flat(change, plane.axis)
         known = ~np.isnan(image)
         finite = image[np.isfinite(image)]
@@ -259,10 +257,10 @@ class Drawing:
 
     def _picture(self, plane: Plane, title: str, image: Image2D, remark: str = "") -> Picture:
         """Return an image of a plane, in voxels of the input or the output, as a picture with square pixels."""
-        subject = self.subject
-        sides = frames.sides_of(plane.box.shape, subject.voxel, plane.axis)
-        file = frames.drawn(image, sides, subject.pixel, is_known=subject.is_sized)
-        return Picture(f"{title}, {plane.name}", f"{remark}{_place(plane)}", *file)
+        shown_output = self.shown_output
+        sides = frames.sides_of(plane.box.shape, shown_output.voxel, plane.axis)
+        file = frames.drawn(image, sides, shown_output.pixel, is_known=shown_output.is_sized)
+        return Picture(f"{title}, {plane.name}", f"{remark}{_where_it_lies(plane)}", *file)
 
     @cached_property
     def limits(self) -> dict[str, Range]:
@@ -271,7 +269,7 @@ class Drawing:
             "input": [plane.source for plane in self.planes if plane.source is not None],
             "output": [plane.output for plane in self.planes if plane.output is not None],
         }
-        if self.subject.is_alike:
+        if self.shown_output.is_alike:
             return dict.fromkeys(patches, limits_of(patches["input"] or patches["output"]))
         return {name: limits_of(each) for name, each in patches.items()}
 
@@ -280,25 +278,30 @@ class Drawing:
         """The difference that is full blue or red."""
         changes = [plane.change.ravel() for plane in self.planes if plane.change is not None]
         values = np.concatenate(changes) if changes else np.zeros(0)
-        return display_change(values, is_whole=self.subject.plan.dtype.kind in "iu")
+        return display_change(values, is_whole=np.issubdtype(self.shown_output.plan.dtype, np.integer))
 
     @property
     def legend(self) -> str:
         """What greys and colours mean, in sentences."""
-        subject, sentences = self.subject, ["Three slices through the middle of what was computed, at full resolution."]
+        shown_output, sentences = (
+            self.shown_output,
+            ["Three slices through the middle of what was computed, at full resolution."],
+        )
         is_shown = {"input": any(p.source for p in self.planes), "output": any(p.output for p in self.planes)}
         ranges = {name: f"{low:.4g} (black) to {high:.4g} (white)" for name, (low, high) in self.limits.items()}
-        if subject.is_alike and any(is_shown.values()):
+        if shown_output.is_alike and any(is_shown.values()):
             sentences.append(f"Greys go from {ranges['input']}, alike in input and output.")
-        elif not subject.is_alike:
-            names = [name for name in ranges if is_shown[name] and not (name == "output" and subject.plan.is_labels)]
+        elif not shown_output.is_alike:
+            names = [
+                name for name in ranges if is_shown[name] and not (name == "output" and shown_output.plan.is_labels)
+            ]
             sentences += [f"Greys of the {name} go from {ranges[name]}." for name in names]
-        if subject.plan.num_channels > 1 and is_shown["output"]:
-            sentences.append(_channels(subject.plan))
+        if shown_output.plan.num_channels > 1 and is_shown["output"]:
+            sentences.append(_channel_colours(shown_output.plan))
         if any(plane.change is not None and np.isfinite(plane.change).any() for plane in self.planes):
             output, source = (
                 f", of which the mean of {' × '.join(map(str, factor))} voxels is taken" if max(factor) > 1 else ""
-                for factor in (subject.scale, subject.shrink)
+                for factor in (shown_output.scale, shown_output.shrink)
             )
             colours = (
                 f"red is brighter and blue darker, full at {self.largest:.3g}" if self.largest else "there is none"
@@ -313,15 +316,15 @@ def image_of(patch: Patch, axis: int, limits: Range | None) -> Image2D:
     return frames.hatched(coloured(data[0]) if limits is None else shaded(data, limits), flat(patch.is_known, axis))
 
 
-def _channels(plan: OutputPlan) -> str:
-    """Return which channels are shown in which colour."""
+def _channel_colours(plan: OutputPlan) -> str:
+    """Return a sentence on which channel is shown in which colour."""
     names = plan.channel_names or [f"channel {i}" for i in range(plan.num_channels)]
     pairs = zip(("red", "green", "blue"), names, strict=False)
     shown = ", ".join(f"{colour} is {name}" for colour, name in pairs)
     return f"Of the {plan.num_channels} channels of the output {shown}."
 
 
-def _place(plane: Plane) -> str:
+def _where_it_lies(plane: Plane) -> str:
     """Return where a slice lies, in voxels of the output."""
     sides = zip(AXES, plane.box.start, plane.box.stop, strict=True)
     return ", ".join(f"{x} {(a + b) // 2}" if i == plane.axis else f"{x} {a}:{b}" for i, (x, a, b) in enumerate(sides))
@@ -332,18 +335,19 @@ def limits_of(patches: Sequence[Patch]) -> Range:
     return display_range(*(patch.values() for patch in patches))
 
 
-def _histograms(subject: Subject, planes: Sequence[Plane]) -> Iterator[Item]:
+def _histograms(shown_output: ShownOutput, planes: Sequence[Plane]) -> Iterator[Item]:
     """Yield the histograms of what the slices show: one of both where they are alike."""
     values = {
         "input": _series("input", [plane.source for plane in planes if plane.source is not None]),
         "output": _series("output", [plane.output for plane in planes if plane.output is not None]),
     }
-    if subject.plan.is_labels:
+    if shown_output.plan.is_labels:
         del values["output"]
-    groups = [values["input"] | values["output"]] if subject.is_alike else list(values.values())
+    groups = [values["input"] | values["output"]] if shown_output.is_alike else list(values.values())
     for group in groups:
         if any(each.size for each in group.values()):
-            yield histogram(f"Grey levels of {_listed(group)}", group)
+            series = " and ".join(dict.fromkeys(name.partition(",")[0] for name in group))
+            yield histogram(f"Grey levels of {series}", group)
 
 
 def _series(name: str, patches: Sequence[Patch]) -> dict[str, np.ndarray]:
@@ -353,7 +357,3 @@ def _series(name: str, patches: Sequence[Patch]) -> dict[str, np.ndarray]:
     num = len(patches[0].data)
     names = [name] if num == 1 else [f"{name}, channel {i}" for i in range(num)]
     return {each: np.concatenate([patch.values(i) for patch in patches]) for i, each in enumerate(names)}
-
-
-def _listed(group: dict[str, np.ndarray]) -> str:
-    return " and ".join(dict.fromkeys(name.partition(",")[0] for name in group))

@@ -66,11 +66,11 @@ def draw_flow(stages: Sequence[Node], colours: Mapping[str, str], *, volume: str
         volume: the name by which stages need what no stage makes; `title` stands in its box.
     """
     nodes = {volume: Node(volume, "volume")} | {stage.name: stage for stage in stages}
-    rows = _rows(nodes)
-    places = _places(rows)
+    rows = _rank_stages(nodes)
+    places = _place_spots(rows)
     width = max(_width(spot) // 2 + x for spot, (x, _) in places.items()) + EDGE
     height = len(rows) * (BOX[1] + GAP[1]) - GAP[1] + 2 * EDGE
-    arrows = [_arrow(_way(places, need, stage.name)) for stage in stages for need in dict.fromkeys(stage.needs)]
+    arrows = [_arrow(places, need, stage.name) for stage in stages for need in dict.fromkeys(stage.needs)]
     at = {spot.name: place for spot, place in places.items() if not spot.passes}
     words = "; ".join(f"{stage.name} ({stage.kind}) needs {' and '.join(stage.needs)}" for stage in stages)
     lines = [
@@ -82,14 +82,14 @@ def draw_flow(stages: Sequence[Node], colours: Mapping[str, str], *, volume: str
         '<path d="M0 0L8 4L0 8z"/></marker></defs>',
         f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>',
         *arrows,
-        *(_box(stage.name, stage.kind, at[stage.name], colours[stage.name]) for stage in stages),
-        _box(title or volume, "" if title in ("", volume) else volume, at[volume], FAINT),
+        *(_svg_box(stage.name, stage.kind, at[stage.name], colours[stage.name]) for stage in stages),
+        _svg_box(title or volume, "" if title in ("", volume) else volume, at[volume], FAINT),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _rows(nodes: Mapping[str, Node]) -> list[list[_Spot]]:
+def _rank_stages(nodes: Mapping[str, Node]) -> list[list[_Spot]]:
     """Return the spots of each row: a stage stands below all that it needs, and arrows pass the rows between."""
     depth: dict[str, int] = {}
     for name, node in nodes.items():
@@ -115,7 +115,7 @@ def _width(spot: _Spot) -> int:
     return LANE if spot.passes else BOX[0]
 
 
-def _places(rows: Sequence[Sequence[_Spot]]) -> dict[_Spot, tuple[int, int]]:
+def _place_spots(rows: Sequence[Sequence[_Spot]]) -> dict[_Spot, tuple[int, int]]:
     """Return the middle (x, y) of each spot, in pixels; rows are centred below each other."""
     widths = [sum(map(_width, row)) + GAP[0] * (len(row) - 1) for row in rows]
     places = {}
@@ -127,15 +127,11 @@ def _places(rows: Sequence[Sequence[_Spot]]) -> dict[_Spot, tuple[int, int]]:
     return places
 
 
-def _way(places: Mapping[_Spot, tuple[int, int]], start: str, end: str) -> list[tuple[int, int]]:
-    """Return the middles of the spots from one stage to another, downwards."""
+def _arrow(places: Mapping[_Spot, tuple[int, int]], start: str, end: str) -> str:
+    """Return a line from one stage down to another, straight through the spots of its own between them."""
     target = next(spot for spot in places if spot.name == end and not spot.passes)
-    way = sorted((spot for spot in places if spot.name == start and spot.row < target.row), key=lambda spot: spot.row)
-    return [places[spot] for spot in (*way, target)]
-
-
-def _arrow(way: Sequence[tuple[int, int]]) -> str:
-    """Return a line from the lower edge of the first spot to the upper one of the last, straight through the others."""
+    own = sorted((spot for spot in places if spot.name == start and spot.row < target.row), key=lambda spot: spot.row)
+    way = [places[spot] for spot in (*own, target)]
     half, (x, y) = BOX[1] // 2, way[0]
     path = [f"M{x} {y + half}"]
     for (x0, y0), (x1, y1) in pairwise(way):
@@ -146,7 +142,7 @@ def _arrow(way: Sequence[tuple[int, int]]) -> str:
     return f'<path d="{"".join(path)}" marker-end="url(#tip)"/>'
 
 
-def _box(name: str, kind: str, place: tuple[int, int], colour: str) -> str:
+def _svg_box(name: str, kind: str, place: tuple[int, int], colour: str) -> str:
     x, y = place
     short = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
     up, style = (4, f'fill="{colour}" fill-opacity="0.18" stroke="{colour}"')

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from volpipe.geometry.grid import Box, Shape
-from volpipe.reporting.shades import Image2D, bar_nm, in_colour, length_text
+from volpipe.reporting.shades import Image2D, bar_nm, in_colour
 
 EDGE = 368  # pixels of a picture, at most: three are side by side
 STRIP, MIN_WIDTH, FONT = 18, 84, 12  # pixels
@@ -39,7 +39,9 @@ class Scale:
 
     def text(self, length: float) -> str:
         """Return a length for people."""
-        return length_text(length) if self.is_known else f"{length:g} voxel{'s' * (length != 1)}"
+        if not self.is_known:
+            return f"{length:g} voxel{'s' * (length != 1)}"
+        return f"{length / 1000:g} µm" if length >= 1000 else f"{length:g} nm"
 
 
 def resized(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
@@ -65,7 +67,7 @@ def outlined(image: Image2D, part: Box, shape: tuple[int, ...]) -> Image2D:
     """Return `image` with a frame around `part` (y, x), in pixels of an image of `shape` that it was made of."""
     shown = in_colour(image).copy()
     sides = zip(part.start, part.stop, image.shape, shape, strict=False)
-    (top, bottom), (left, right) = (_ends(a * n / m, b * n / m, n) for a, b, n, m in sides)
+    (top, bottom), (left, right) = (_pixel_range(a * n / m, b * n / m, n) for a, b, n, m in sides)
     for thickness in (0, 1):
         a, b, c, d = (max(0, top - thickness), bottom + thickness, max(0, left - thickness), right + thickness)
         shown[[a, min(b, len(shown) - 1)], c : d + 1] = FRAME
@@ -73,7 +75,7 @@ def outlined(image: Image2D, part: Box, shape: tuple[int, ...]) -> Image2D:
     return shown
 
 
-def _ends(start: float, stop: float, most: int) -> tuple[int, int]:
+def _pixel_range(start: float, stop: float, most: int) -> tuple[int, int]:
     """Return the first and the last of `most` pixels between two places, at least one of them."""
     first = min(int(start), most - 1)
     return first, min(max(first + 1, round(stop)), most) - 1

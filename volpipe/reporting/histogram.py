@@ -22,10 +22,11 @@ def edges_of(values: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the edges of the bins of all series: a bin for each whole number as far as these are few."""
     filled = [each for each in values.values() if each.size]
     low, high = float(min(each.min() for each in filled)), float(max(each.max() for each in filled))
-    if all(each.dtype.kind in "iub" for each in filled) and high - low < 2 * MOST_BINS:
+    is_whole = all(each.dtype == bool or np.issubdtype(each.dtype, np.integer) for each in filled)
+    if is_whole and high - low < 2 * MOST_BINS:
         return np.arange(low, high + 2) - 0.5
-    if all(each.dtype.kind in "iub" for each in filled):
-        step = np.ceil((high - low + 1) / MOST_BINS)  # whole numbers: as many of them in each bin
+    if is_whole:
+        step = np.ceil((high - low + 1) / MOST_BINS)  # as many whole numbers in each bin
         return np.arange(low, high + step + 1, step) - 0.5
     return np.linspace(low, high if high > low else low + 1.0, MOST_BINS + 1)
 
@@ -37,13 +38,13 @@ def histogram(title: str, values: Mapping[str, np.ndarray]) -> Chart:
     rows = [
         (low, high, num, round(num / max(1, series.size), 6), name)
         for name, series in values.items()
-        for (low, high), num in zip(bins, _counts(series, edges).tolist(), strict=True)
+        for (low, high), num in zip(bins, _bin_counts(series, edges).tolist(), strict=True)
     ]
     columns = columns_of(("low", "high", "count", "share", "series"), rows)
     return Chart(title, "Of the voxels in the slices above.", "histogram", columns)
 
 
-def _counts(series: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def _bin_counts(series: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Return how many values lie between neighbouring `edges`; short whole numbers are counted before."""
     if not series.size or series.dtype.kind not in "iu" or series.dtype.itemsize > 2:
         return np.histogram(series, edges)[0]

@@ -13,9 +13,9 @@ import numpy as np
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Index
 from volpipe.reporting import frames
-from volpipe.reporting.comparison import Subject, damage_notes, field_of, image_of, limits_of, outer
+from volpipe.reporting.comparison import ShownOutput, damage_notes, field_of, image_of, limits_of, outer
 from volpipe.reporting.frames import EDGE
-from volpipe.reporting.page import Item, Note, Picture
+from volpipe.reporting.page import Item, Picture, Sentence
 from volpipe.reporting.shades import Image2D
 from volpipe.reporting.slices import PLANES, Patch, Sight, num_chunks, slice_at
 from volpipe.volumes.places import levels_of
@@ -28,7 +28,7 @@ NEARLY_ALL = 0.9  # of each axis: slices that show as much need no overview
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeLevel:
     """A level of a volume that is shown whole.
 
     Attributes:
@@ -65,43 +65,43 @@ class Whole:
         return sum(nums) <= self.sight.most_chunks
 
 
-def overview_of(subject: Subject) -> list[Item]:
+def overview_of(shown_output: ShownOutput) -> list[Item]:
     """Return pictures of the whole input and output, at levels that are coarse enough; none of small ones."""
-    sights, _ = subject.sights
+    sights, _ = shown_output.sights
     if not sights:
         return []
-    field = field_of(subject, sights)
-    if all(n >= NEARLY_ALL * m for n, m in zip(field.shape, subject.region.shape, strict=True)):
+    field = field_of(shown_output, sights)
+    if all(n >= NEARLY_ALL * m for n, m in zip(field.shape, shown_output.region.shape, strict=True)):
         return []
-    frames_of, items = {"input": field, "output": outer(subject, field)[0]}, list[Item]()
+    frames_of, items = {"input": field, "output": outer(shown_output, field)[0]}, list[Item]()
     for name in sights:
-        whole = next((whole for whole in _levels(subject, name, MOST_BYTES) if whole.is_affordable(0, 1, 2)), None)
-        items += [] if whole is None else _pictures(subject, whole, frames_of[name])
+        whole = next((whole for whole in _levels(shown_output, name, MOST_BYTES) if whole.is_affordable(0, 1, 2)), None)
+        items += [] if whole is None else _pictures(shown_output, whole, frames_of[name])
     if not items:
-        return [Note("There is no picture of the whole: no level of it is coarse enough to be read for a report.")]
+        return [Sentence("There is no picture of the whole: no level of it is coarse enough to be read for a report.")]
     if not any(isinstance(item, Picture) for item in items):
         return items
     frame = "The yellow frame is what the slices at full resolution show. "
-    return [Note(f"{frame}Coarser levels average, so that noise is weaker in them."), *items]
+    return [Sentence(f"{frame}Coarser levels average, so that noise is weaker in them."), *items]
 
 
-def main_picture(subject: Subject, title: str) -> Picture | None:
+def main_picture(shown_output: ShownOutput, title: str) -> Picture | None:
     """Return the slice xy through the whole output, None where no level of it is coarse enough to be read for it."""
-    whole = next((whole for whole in _levels(subject, "output", MOST_BYTES) if whole.is_affordable(0)), None)
+    whole = next((whole for whole in _levels(shown_output, "output", MOST_BYTES) if whole.is_affordable(0)), None)
     if whole is None:
         return None
     patch = whole.sight.read(slice_at(whole.region, 0, whole.at))
-    file = frames.drawn(_image(subject, patch), whole.sides(0), whole.pixel, is_known=subject.is_sized)
+    file = frames.drawn(_image(shown_output, patch), whole.sides(0), whole.pixel, is_known=shown_output.is_sized)
     return Picture(title, patch.problem or f"xy, level {whole.level}", *file)
 
 
-def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
+def small_picture(shown_output: ShownOutput, edge: int) -> tuple[bytes, str] | None:
     """Return the slice xy through the middle of the whole output, with up to `edge` pixels, and its media type.
 
     It is of the coarsest level that has half as many voxels; None where that is too large to be read for it, or cannot
     be read.
     """
-    wholes = [*_levels(subject, "output", 3 * SMALL_BYTES)]
+    wholes = [*_levels(shown_output, "output", 3 * SMALL_BYTES)]
     whole = next((whole for whole in reversed(wholes) if 2 * max(whole.region.shape[1:]) >= edge), wholes[0])
     if 3 * whole.sight.chunk_bytes > whole.sight.most_bytes:
         return None
@@ -113,57 +113,61 @@ def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
         return None
     sides = frames.sides_of(patch.box.shape, whole.voxel, 0)
     down, across = (max(1, round(edge * side / max(sides))) for side in sides)
-    return frames.encoded(frames.resized(_image(subject, patch), (down, across)), SMALL_FILE)
+    return frames.encoded(frames.resized(_image(shown_output, patch), (down, across)), SMALL_FILE)
 
 
-def _image(subject: Subject, patch: Patch) -> Image2D:
+def _image(shown_output: ShownOutput, patch: Patch) -> Image2D:
     """Return a slice xy of the output in greys of its own."""
-    return image_of(patch, 0, None if subject.plan.is_labels else limits_of([patch]))
+    return image_of(patch, 0, None if shown_output.plan.is_labels else limits_of([patch]))
 
 
-def _levels(subject: Subject, name: str, most_bytes: int) -> Iterator[Whole]:
+def _levels(shown_output: ShownOutput, name: str, most_bytes: int) -> Iterator[WholeLevel]:
     """Yield the levels of the output, or of the input, the finest first."""
     if name == "output":
-        plan, at, size = subject.plan, outer(subject, subject.region)[1], subject.voxel
+        plan, at, size = shown_output.plan, outer(shown_output, shown_output.region)[1], shown_output.voxel
         factors: list[tuple[float, ...]] = [*plan.factors]
-        sights = [subject.output(level, most_bytes) for level in range(len(factors))]
+        sights = [shown_output.output(level, most_bytes) for level in range(len(factors))]
         regions = [Box.from_shape(plan.level_shape(level)) for level in range(len(factors))]
     else:
-        volume, at, size = subject.plan.source.volume(), subject.at, subject.input_voxel
+        volume, at, size = shown_output.plan.source.volume(), shown_output.at, shown_output.input_voxel
         sights = [Sight(level, most_bytes=most_bytes) for level in levels_of(volume)]
         shapes = [sight.volume.spatial_shape for sight in sights]
         factors = [tuple(n / m for n, m in zip(volume.spatial_shape, shape, strict=True)) for shape in shapes]
         whole = zip(factors, shapes, strict=True)
-        regions = [_coarser(subject.region, factor) & Box.from_shape(shape) for factor, shape in whole]
+        regions = [_coarse_box(shown_output.region, factor) & Box.from_shape(shape) for factor, shape in whole]
     for level, (sight, factor, region) in enumerate(zip(sights, factors, regions, strict=True)):
         place = tuple(min(int(a / f), b - 1) for a, f, b in zip(at, factor, region.stop, strict=True))
         voxel = tuple(v * f for v, f in zip(size, factor, strict=True))
-        yield Whole(name, level, sight, factor, region, place, voxel)
+        yield WholeLevel(name, level, sight, factor, region, place, voxel)
 
 
-def _coarser(box: Box, factor: Sequence[float]) -> Box:
+def _coarse_box(box: Box, factor: Sequence[float]) -> Box:
     """Return the voxels, each of `factor` finer ones, that `box` touches."""
     start = tuple(int(a / f) for a, f in zip(box.start, factor, strict=True))
     stop = tuple(max(s + 1, int(np.ceil(b / f))) for s, b, f in zip(start, box.stop, factor, strict=True))
     return Box(start, stop)
 
 
-def _pictures(subject: Subject, whole: Whole, part: Box) -> Iterator[Item]:
+def _pictures(shown_output: ShownOutput, whole: WholeLevel, part: Box) -> Iterator[Item]:
     """Yield the three slices of a volume, with a frame around `part`, in voxels of the finest level."""
     patches = [whole.sight.read(slice_at(whole.region, axis, whole.at)) for axis in PLANES.values()]
     known = sum(int(patch.is_known.sum()) for patch in patches)
     if known < FEW_KNOWN * sum(patch.is_known.size for patch in patches):
         why = patches[0].problem or "a shard of it waits for all finer ones below it, and most are not written yet"
-        yield Note(f"There is no picture of the whole {whole.name} at level {whole.level}: {why}.", "warning")
+        yield Sentence(f"There is no picture of the whole {whole.name} at level {whole.level}: {why}.", "warning")
         return
     yield from damage_notes(patches)
-    limits = None if whole.name == "output" and subject.plan.is_labels else limits_of(patches)
-    frame = _coarser(part, whole.factor).relative_to(whole.region.start)
+    limits = None if whole.name == "output" and shown_output.plan.is_labels else limits_of(patches)
+    frame = _coarse_box(part, whole.factor).relative_to(whole.region.start)
     caption = f"Level {whole.level}, {' × '.join(map(str, whole.region.shape))} voxels"
     for (name, axis), patch in zip(PLANES.items(), patches, strict=True):
         sides = [i for i in range(3) if i != axis]
         flat_frame = Box(tuple(frame.start[i] for i in sides), tuple(frame.stop[i] for i in sides))
         file = frames.drawn(
-            image_of(patch, axis, limits), whole.sides(axis), whole.pixel, is_known=subject.is_sized, part=flat_frame
+            image_of(patch, axis, limits),
+            whole.sides(axis),
+            whole.pixel,
+            is_known=shown_output.is_sized,
+            part=flat_frame,
         )
         yield Picture(f"Whole {whole.name}, {name}", caption, *file)

@@ -20,7 +20,7 @@ REPORT = "report.html"  # the file, in the folder of a run
 
 
 @dataclass(frozen=True)
-class Facts:
+class FactTable:
     """Names and values, a line for each.
 
     Attributes:
@@ -32,7 +32,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Link:
+class ReportLink:
     """A cell of a table that leads to another report.
 
     Attributes:
@@ -48,7 +48,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: a cell is a text, a number, None or a `Link`; numbers stand to the right.
+    """A table: a cell is a text, a number, None or a `ReportLink`; numbers stand to the right.
 
     Attributes:
         names: of its columns.
@@ -95,19 +95,19 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Note:
+class Sentence:
     """A sentence, marked if it is a warning."""
 
     text: str
     kind: Literal["remark", "warning"] = "remark"
 
 
-Item = Facts | Sheet | Picture | Chart | Note
+Item = FactTable | Sheet | Picture | Chart | Sentence
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Items that have still to be made, by reading voxels, say: where that fails, a sentence stands in their place.
+    """Items that are made when the page is: by reading voxels, say. If that fails, a sentence stands in their place.
 
     Attributes:
         title: of what is made, for that sentence.
@@ -121,7 +121,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """Items below one title."""
 
     title: str
@@ -141,7 +141,7 @@ class Page:
 
     title: str
     state: str
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     is_well: bool = True
     line: str = ""
 
@@ -158,20 +158,17 @@ def filled(sheet: Sheet) -> Sheet:
     return replace(sheet, names=[sheet.names[i] for i in shown], rows=rows)
 
 
-def sections_of(drafts: Iterable[Draft]) -> list[Section]:
-    """Return the sections of `drafts`, each made, in their order; an error of one ends that one alone."""
+def sections_of(drafts: Iterable[Draft]) -> list[PageSection]:
+    """Return the sections that `drafts` make, in their order; where one fails, a sentence stands in its place."""
     items: dict[str, list[Item]] = {}
     for draft in drafts:
-        items.setdefault(draft.section, []).extend(_items_of(draft))
-    return [Section(title, inner) for title, inner in items.items() if inner]
-
-
-def _items_of(draft: Draft) -> Sequence[Item]:
-    try:
-        return draft.make()
-    except Exception as error:  # whatever it is, the rest of the report is worth having
-        log.info("%s: cannot be made for the report", draft.title, exc_info=True)
-        return [Note(f"{draft.title}: it cannot be made ({reason_of(error)}).", "warning")]
+        section = items.setdefault(draft.section, [])
+        try:
+            section += draft.make()
+        except Exception as error:  # whatever it is, the rest of the report is worth having
+            log.info("%s: cannot be made for the report", draft.title, exc_info=True)
+            section.append(Sentence(f"{draft.title}: it cannot be made ({reason_of(error)}).", "warning"))
+    return [PageSection(title, inner) for title, inner in items.items() if inner]
 
 
 def reason_of(error: Exception) -> str:

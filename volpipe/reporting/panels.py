@@ -45,7 +45,7 @@ def panels_png(rows: Sequence[Sequence[Panel]], notes: Sequence[str] = (), *, mo
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    rows = _fitted(rows, most)
+    rows = _at_one_scale(rows, most)
     width = max(MIN_WIDTH, *(panel.pixels.shape[1] for row in rows for panel in row)) + MARGIN
     has_bars = any(panel.voxel_nm is not None for row in rows for panel in row)
     below = MARGIN + (STRIP if has_bars else 0)
@@ -70,7 +70,7 @@ def panels_png(rows: Sequence[Sequence[Panel]], notes: Sequence[str] = (), *, mo
     return file.getvalue()
 
 
-def _fitted(rows: Sequence[Sequence[Panel]], most: int) -> list[list[Panel]]:
+def _at_one_scale(rows: Sequence[Sequence[Panel]], most: int) -> list[list[Panel]]:
     """Return panels whose voxels all have one scale, which is that of the picture's pixels.
 
     Voxels are picked by their numbers: an image that is stretched first could be larger than memory.

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 import volpipe
-from volpipe.reporting.page import Chart, Facts, Item, Link, Note, Page, Picture, Sheet
+from volpipe.reporting.page import Chart, FactTable, Item, Page, Picture, ReportLink, Sentence, Sheet
 from volpipe.volumes.storage.paths import whole_file
 
 FOLDER = Path(__file__).parent
@@ -31,6 +31,9 @@ MOST_CHARTS = 600_000  # of the data of all charts
 MOST_TEXT = 300_000  # of the cells of tables and facts
 MOST_CELL = 2_000  # characters of one
 SHORT = 14  # characters of a text that is not broken
+MACROS: dict[type[Item], str] = {
+    FactTable: "facts", Sheet: "sheet", Picture: "picture", Chart: "chart", Sentence: "note",
+}  # fmt: skip  # of page.html, and classes of its style sheet
 NUMBER = re.compile(
     r"[≈≤<+−-]* ?(\d[\d,.]*(e[+-]?\d+)?|nan|inf)( ?(%|×|[KMGTP]?iB|B|m?s|dB|days|years|h \d+ min|min \d+ s))?"
 )
@@ -64,7 +67,9 @@ def write_page(page: Page, file: Path) -> int:
 def render(page: Page, writer: str = WRITER) -> str:
     """Return `page` as HTML that names `writer` as what made it."""
     budget = _Budget()
-    sections = [replace(section, items=[_fitted(item, budget) for item in section.items]) for section in page.sections]
+    sections = [
+        replace(section, items=[_within_budget(item, budget) for item in section.items]) for section in page.sections
+    ]
     charts = any(isinstance(item, Chart) for section in sections for item in section.items)
     facts = {
         "version": volpipe.__version__,
@@ -83,13 +88,13 @@ def _template() -> Any:  # Any: jinja2.Template, which is imported where it is u
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
     environment = Environment(loader=loader, autoescape=True, **options)
     environment.filters |= {"data_url": _data_url, "heads": _heads, "drawing": _drawing}
-    environment.globals["macro_of"] = lambda item: type(item).__name__.lower()
+    environment.globals["macro_of"] = lambda item: MACROS[type(item)]
     return environment.get_template("page.html")
 
 
 @cache
 def _scripts() -> list[tuple[str, str]]:
-    """Return licence and code of each script; none of them holds what would end its element."""
+    """Return licence and code of each script; none holds text that would end its element of the page."""
     files = [(FOLDER / "vega" / f"LICENSE.{name}", FOLDER / "vega" / f"{name}.min.js") for name in SCRIPTS]
     pairs = [(a.read_text(encoding="utf-8"), b.read_text(encoding="utf-8")) for a, b in files]
     return [(licence, code.partition("//# sourceMappingURL")[0]) for licence, code in pairs]
@@ -98,25 +103,25 @@ def _scripts() -> list[tuple[str, str]]:
 # ---- what fits into a page
 
 
-def _fitted(item: Item, budget: _Budget) -> Item:
-    """Return as much of an item as there is room for; of a picture or chart that is too large a sentence."""
+def _within_budget(item: Item, budget: _Budget) -> Item:
+    """Return `item`, cut to the room that is left; a sentence in place of a picture or chart that is too large."""
     match item:
-        case Facts():
+        case FactTable():
             entries = {_clipped(name): _values(value, budget) for name, value in item.entries.items()}
             return replace(item, entries=entries)
         case Sheet():
-            return _rows(item, budget)
+            return _sheet_within_budget(item, budget)
         case Picture() if not budget.takes("pictures", len(_data_url(item))):
             return _left_out(item)
         case Chart():
-            columns = {name: list(map(_plain, _listed(column))) for name, column in item.data.items()}
+            columns = {name: _json_values(column) for name, column in item.data.items()}
             fits = budget.takes("charts", len(json.dumps(columns, separators=(",", ":"))))
             return replace(item, data=columns) if fits else _left_out(item)
     return item
 
 
-def _left_out(item: Picture | Chart) -> Note:
-    return Note(f"{item.title}: left out, as the page would be too large.")
+def _left_out(item: Picture | Chart) -> Sentence:
+    return Sentence(f"{item.title}: left out, as the page would be too large.")
 
 
 def _values(value: str | Sequence[str], budget: _Budget) -> list[str]:
@@ -125,11 +130,11 @@ def _values(value: str | Sequence[str], budget: _Budget) -> list[str]:
     return fitting + ([f"… and {len(values) - len(fitting):,} more"] if len(fitting) < len(values) else [])
 
 
-def _rows(sheet: Sheet, budget: _Budget) -> Sheet:
+def _sheet_within_budget(sheet: Sheet, budget: _Budget) -> Sheet:
     """Return `sheet` with cells of texts and links alone, and a sentence on the rows that are left out."""
-    rows, remarks = list[list[str | Link]](), list(map(_clipped, sheet.remarks)) or [""] * len(sheet.rows)
+    rows, remarks = list[list[str | ReportLink]](), list(map(_clipped, sheet.remarks)) or [""] * len(sheet.rows)
     for row, remark in zip(sheet.rows, remarks, strict=True):
-        cells = [_cell(value, budget) for value in row]
+        cells = [_cell_within_budget(value, budget) for value in row]
         texts = [remark, *(cell if isinstance(cell, str) else cell.text + cell.target for cell in cells)]
         if not budget.takes("text", sum(len(text.encode()) + 20 for text in texts)):
             break
@@ -139,8 +144,8 @@ def _rows(sheet: Sheet, budget: _Budget) -> Sheet:
     return replace(sheet, rows=rows, remarks=remarks[: len(rows)], caption=caption if more else sheet.caption)
 
 
-def _cell(value: object, budget: _Budget) -> str | Link:
-    if isinstance(value, Link):
+def _cell_within_budget(value: object, budget: _Budget) -> str | ReportLink:
+    if isinstance(value, ReportLink):
         fits = bool(value.image) and budget.takes("pictures", len(_data_url(value)))
         return replace(value, text=_clipped(value.text), target=quote(value.target), image=value.image * fits)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -157,17 +162,17 @@ def _clipped(text: str) -> str:
 
 def _heads(sheet: Sheet) -> list[tuple[str, str]]:
     """Return name and kind of each column: numbers, short texts, or texts."""
-    rows = [[cell.text if isinstance(cell, Link) else str(cell) for cell in row] for row in sheet.rows]
-    return [(name, _kind([row[i] for row in rows])) for i, name in enumerate(sheet.names)]
+    rows = [[cell.text if isinstance(cell, ReportLink) else str(cell) for cell in row] for row in sheet.rows]
+    return [(name, _column_kind([row[i] for row in rows])) for i, name in enumerate(sheet.names)]
 
 
-def _kind(texts: Sequence[str]) -> str:
+def _column_kind(texts: Sequence[str]) -> str:
     if any(texts) and all(NUMBER.fullmatch(text) for text in texts if text):
         return "number"
     return "short" if all(len(text) <= SHORT for text in texts) else ""
 
 
-def _data_url(item: Picture | Link) -> str:
+def _data_url(item: Picture | ReportLink) -> str:
     return f"data:{item.media_type};base64,{base64.b64encode(item.image).decode()}"
 
 
@@ -177,15 +182,11 @@ def _drawing(chart: Chart) -> dict[str, object]:
     return {"spec": _merged(spec, chart.changes), "columns": chart.data}
 
 
-def _listed(column: Sequence[object]) -> list[object]:
-    """Return a list of Python's own values of a list or an array of numpy."""
+def _json_values(column: Sequence[object]) -> list[object]:
+    """Return the values of a list, or of an array of numpy, as JSON has them: no number that is not finite."""
     as_list = getattr(column, "tolist", None)
-    return list(column) if as_list is None else as_list()
-
-
-def _plain(value: object) -> object:
-    """Return a value as JSON has it: what is no number in one of floating point is none at all."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    values = list(column) if as_list is None else as_list()
+    return [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON

@@ -118,16 +118,11 @@ def _hashed(state: np.ndarray, value: np.ndarray) -> np.ndarray:
     value = (value << np.uint32(15)) | (value >> np.uint32(17))
     state = state ^ (value * np.uint32(0x1B873593))
     state = (state << np.uint32(13)) | (state >> np.uint32(19))
-    mixed: np.ndarray = state * np.uint32(5) + np.uint32(0xE6546B64)
-    return mixed
+    combined: np.ndarray = state * np.uint32(5) + np.uint32(0xE6546B64)
+    return combined
 
 
 def bar_nm(most: float) -> float:
     """Return the largest of 1, 2 and 5 times a power of ten that is at most `most`."""
     power = 10.0 ** np.floor(np.log10(most))
     return float(max(step * power for step in (1, 2, 5) if step * power <= most * (1 + 1e-9)))
-
-
-def length_text(nm: float) -> str:
-    """Return a length for people: 500 nm, 2 µm."""
-    return f"{nm / 1000:g} µm" if nm >= 1000 else f"{nm:g} nm"

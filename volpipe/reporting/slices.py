@@ -53,11 +53,11 @@ class Patch:
     def values(self, channel: int | None = None) -> np.ndarray:
         """Return the values that are known and finite, (n,), of a channel, or of all that were read."""
         known = (self.data if channel is None else self.data[channel : channel + 1])[:, self.is_known]
-        finite: np.ndarray = known[np.isfinite(known)] if known.dtype.kind == "f" else known.ravel()
+        finite: np.ndarray = known[np.isfinite(known)] if np.issubdtype(known.dtype, np.floating) else known.ravel()
         return finite
 
 
-IsLost = Callable[[Patch], np.ndarray | None]  # of each voxel of a patch, None where none is
+IsGone = Callable[[Patch], np.ndarray | None]  # of each voxel of a patch, None where none is
 GONE = "files that the run wrote are gone; `volpipe verify` names them all"
 
 
@@ -68,12 +68,12 @@ class Sight:
     Attributes:
         most_bytes: of chunks that three slices may touch, decoded.
         is_missing: tells which voxels are not written; None where all are.
-        is_lost: tells which of those that were read as zeros were written otherwise, and are gone.
+        is_gone: tells which of those that were read as zeros were written otherwise, and are gone.
     """
 
     volume: Volume
     is_missing: IsMissing | None = None
-    is_lost: IsLost | None = None
+    is_gone: IsGone | None = None
     most_bytes: int = MOST_BYTES
     _held: Patch | None = field(default=None, init=False, repr=False)
     _problem: str = field(default="", init=False, repr=False)  # a volume that cannot be opened is not read again
@@ -124,9 +124,9 @@ class Sight:
         except VolumeError as error:
             self._problem = str(error)
             patch = self._unread(box)
-        lost = None if self.is_lost is None else self.is_lost(patch)
-        if lost is not None:
-            patch = replace(patch, is_known=patch.is_known & ~lost, problem=patch.problem or GONE)
+        gone = None if self.is_gone is None else self.is_gone(patch)
+        if gone is not None:
+            patch = replace(patch, is_known=patch.is_known & ~gone, problem=patch.problem or GONE)
         missing = None if self.is_missing is None else self.is_missing(box)
         return patch if missing is None else replace(patch, is_known=patch.is_known & ~missing)
 
@@ -141,35 +141,31 @@ def read_known(volume: Volume, box: Box) -> Patch:
     Raises:
         VolumeError: it cannot be opened, or its server does not answer.
     """
-    channels = [channel.open() for channel in _channels(volume)]
+    channels = [channel.open() for channel in _shown_channels(volume)]
     try:
-        return Patch(box, _read(channels, box), np.ones(box.shape, bool))
+        return Patch(box, _read_channels(channels, box), np.ones(box.shape, bool))
     except RemoteError:
         raise
     except VolumeError as error:
-        return _by_chunks(volume, channels, box, error)
+        data, is_known = np.zeros((len(channels), *box.shape), volume.dtype), np.zeros(box.shape, bool)
+        grid = Grid(volume.spatial_shape, volume.spatial_chunks)
+        for part in (grid.box(number) & box for number in grid.touching(box)):
+            inner = part.relative_to(box.start).slices
+            try:
+                data[:, *inner] = _read_channels(channels, part)
+            except RemoteError:
+                raise
+            except VolumeError:
+                continue
+            is_known[inner] = True
+        return Patch(box, data, is_known, str(error))
 
 
-def _by_chunks(volume: Volume, channels: list[Reader], box: Box, error: VolumeError) -> Patch:
-    data, is_known = np.zeros((len(channels), *box.shape), volume.dtype), np.zeros(box.shape, bool)
-    grid = Grid(volume.spatial_shape, volume.spatial_chunks)
-    for part in (grid.box(number) & box for number in grid.touching(box)):
-        inner = part.relative_to(box.start).slices
-        try:
-            data[:, *inner] = _read(channels, part)
-        except RemoteError:
-            raise
-        except VolumeError:
-            continue
-        is_known[inner] = True
-    return Patch(box, data, is_known, str(error))
-
-
-def _read(channels: list[Reader], box: Box) -> np.ndarray:
+def _read_channels(channels: list[Reader], box: Box) -> np.ndarray:
     return np.concatenate([channel.read(box) for channel in channels])
 
 
-def _channels(volume: Volume) -> Iterator[Volume]:
+def _shown_channels(volume: Volume) -> Iterator[Volume]:
     """Yield the channels that are shown, each as a volume; of a single one the volume itself."""
     if volume.num_channels == 1:
         yield volume
@@ -273,7 +269,7 @@ def inside(box: Box, factor: Triple) -> Box:
 
 
 def missing_in(shards: Grid, is_missing: Callable[[int], bool]) -> IsMissing:
-    """Return what tells which voxels of a box are in a shard that is missing."""
+    """Return a function: which voxels of a box are in a shard that is missing."""
 
     def mask(box: Box) -> np.ndarray | None:
         boxes = [shards.box(number) & box for number in shards.touching(box) if is_missing(number)]
@@ -286,8 +282,8 @@ def missing_in(shards: Grid, is_missing: Callable[[int], bool]) -> IsMissing:
     return mask
 
 
-def lost_in(shards: Grid, is_lost: Callable[[int], bool]) -> IsLost:
-    """Return what tells which voxels of a patch are in a shard that is lost: its files are gone, and read as zeros.
+def gone_in(shards: Grid, is_gone: Callable[[int], bool]) -> IsGone:
+    """Return a function: which voxels of a patch are in a shard whose files are gone, so that they read as zeros.
 
     Only of shards whose voxels are all zero is asked.
     """
@@ -295,7 +291,7 @@ def lost_in(shards: Grid, is_lost: Callable[[int], bool]) -> IsLost:
     def mask(patch: Patch) -> np.ndarray | None:
         def is_zero(number: int) -> bool:
             inner = (shards.box(number) & patch.box).relative_to(patch.box.start).slices
-            return not patch.data[:, *inner].any() and is_lost(number)
+            return not patch.data[:, *inner].any() and is_gone(number)
 
         return missing_in(shards, is_zero)(patch.box)
 

@@ -105,7 +105,7 @@ class Bins:
 
 
 @dataclass
-class Tally:
+class JournalTally:
     """The sums of journals.
 
     Args:
@@ -208,7 +208,12 @@ class Tally:
                 stage, fields.done, fields.started, seconds, fields.queued_seconds, *worker,
                 fields.read_bytes, fields.written_bytes, fields.peak_bytes,
             )  # fmt: skip
-            self._keep(task, pace, is_slow and bool(fields.done))
+            if is_slow and fields.done:
+                heapq.heappush(self._slowest, (pace, self.num_tasks, task))
+                if len(self._slowest) > MOST_SLOWEST:
+                    heapq.heappop(self._slowest)
+            if task.began and self.num_tasks <= MOST_TASKS:
+                self.tasks.append(task)
         if self.num_tasks > MOST_TASKS:
             self.tasks = []
 
@@ -228,15 +233,6 @@ class Tally:
             self.reasons[kind] += 1
         if fields.started > 0 and seconds and task.host:
             self.bins.add((stage, worker), fields.started, fields.started + seconds)
-
-    def _keep(self, task: Task, pace: float, is_slow: bool) -> None:
-        """Keep a task that is one of the first or of the slowest."""
-        if is_slow:
-            heapq.heappush(self._slowest, (pace, self.num_tasks, task))
-            if len(self._slowest) > MOST_SLOWEST:
-                heapq.heappop(self._slowest)
-        if task.began and self.num_tasks <= MOST_TASKS:
-            self.tasks.append(task)
 
     def _sums(self, stage: str, worker: Worker) -> Totals:
         sums = self.sums.get((stage, worker))

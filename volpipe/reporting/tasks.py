@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.usage import Totals
-from volpipe.reporting.page import Chart, Item, Note, Section, Sheet, columns_of, filled
-from volpipe.reporting.tally import ANY, MOST_SLOWEST, MOST_WORKERS, NUM_BINS, Tally, Task, Worker
+from volpipe.reporting.page import Chart, Item, PageSection, Sentence, Sheet, columns_of, filled
+from volpipe.reporting.tally import ANY, MOST_SLOWEST, MOST_WORKERS, NUM_BINS, JournalTally, Task, Worker
 from volpipe.units import brief, count, size
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#d6b02a", "#9d755d", "#8a8f98", "#ff9da6", "#3d9c8c")
@@ -40,12 +40,12 @@ class StageState:
 
 
 def task_sections(
-    tally: Tally,
+    tally: JournalTally,
     stages: Mapping[str, StageState] | None = None,
     box_of: BoxOf = lambda stage, unit: None,
     sites: Sequence[tuple[str, float]] = (),
     works: Sequence[str] = (),
-) -> list[Section]:
+) -> list[PageSection]:
     """Return timeline, tables, failures and the slowest of the tasks of `tally`.
 
     Args:
@@ -56,12 +56,12 @@ def task_sections(
     """
     names = list(dict.fromkeys((*(stages or {}), *tally.stages)))
     if not tally.sums:
-        return [Section("Tasks", [Note("No task has ended yet.")])]
+        return [PageSection("Tasks", [Sentence("No task has ended yet.")])]
     tables = [stage_sheet(tally, stages or {}, names), *_worker_sheets(tally), *_session_sheet(tally, sites)]
-    sections = [Section("Timeline", [*timeline(tally, works or names, box_of)]), Section("Tasks", tables)]
+    sections = [PageSection("Timeline", [*timeline(tally, works or names, box_of)]), PageSection("Tasks", tables)]
     slowest = slowest_sheet(tally, box_of)
-    failures = Section("Failures and retries", _failure_items(tally, box_of))
-    others = [failures, Section("Slowest tasks", [slowest] if slowest else [])]
+    failures = PageSection("Failures and retries", _failure_items(tally, box_of))
+    others = [failures, PageSection("Slowest tasks", [slowest] if slowest else [])]
     return [*sections, *(section for section in others if section.items)]
 
 
@@ -98,7 +98,7 @@ GPU_MEANING = " GPU is the mean utilisation that NVML gave while tasks of the ne
 DEVICE_MEANING = " Net on device is the share of the tasks' time that the net itself computed."
 
 
-def _sheet(
+def _totals_sheet(
     title: str, names: Sequence[str], rows: Iterable[tuple[Sequence[object], Totals]], caption: str = ""
 ) -> Sheet:
     """Return a table of sums, columns that are empty in all rows left out."""
@@ -109,24 +109,24 @@ def _sheet(
     return Sheet(title, [*names, *shown], lines, caption)
 
 
-def stage_sheet(tally: Tally, stages: Mapping[str, StageState], names: Sequence[str]) -> Sheet:
+def stage_sheet(tally: JournalTally, stages: Mapping[str, StageState], names: Sequence[str]) -> Sheet:
     """Return what each stage took, and all together."""
     sums, total = tally.stages, tally.all
-    rows = [((name, _done(stages.get(name), sums.get(name))), sums.get(name, Totals())) for name in names]
+    rows = [((name, _progress_cell(stages.get(name), sums.get(name))), sums.get(name, Totals())) for name in names]
     if len(rows) > 1:
         rows.append((("all", ""), total))
     caption = MEANINGS + (GPU_MEANING if total.device_busy_seconds else "")
     caption += DEVICE_MEANING if total.device_seconds else ""
-    return _sheet("By stage", ["stage", "units"], rows, caption)
+    return _totals_sheet("By stage", ["stage", "units"], rows, caption)
 
 
-def _done(state: StageState | None, sums: Totals | None) -> str:
+def _progress_cell(state: StageState | None, sums: Totals | None) -> str:
     if state is None:
         return f"{sums.units:,}" if sums is not None else ""
     return f"{state.done:,}" if state.done == state.all else f"{state.done:,} of {state.all:,}"
 
 
-def _worker_sheets(tally: Tally) -> Iterator[Sheet]:
+def _worker_sheets(tally: JournalTally) -> Iterator[Sheet]:
     """Yield what each node and each worker took, those of most time first."""
     workers = {worker: sums for worker, sums in tally.workers.items() if worker[0]}
     nodes = {host: sums for host, sums in tally.nodes.items() if host}
@@ -138,7 +138,7 @@ def _worker_sheets(tally: Tally) -> Iterator[Sheet]:
         caption = (
             "Pace: time per unit against the mean of all nodes, over the same stages; above 1 × the node is slow. "
         )
-        yield _sheet("By node", ["node", "workers", "pace"], rows, caption + _rest(len(nodes), "node"))
+        yield _totals_sheet("By node", ["node", "workers", "pace"], rows, caption + _rest(len(nodes), "node"))
     rows_of_workers = [
         ((host, str(pid) if pid != ANY else "others", _share(sums)), sums) for (host, pid), sums in _largest(workers)
     ]
@@ -146,7 +146,7 @@ def _worker_sheets(tally: Tally) -> Iterator[Sheet]:
     caption += _rest(len(workers), "worker")
     if len(workers) >= MOST_WORKERS:
         caption += f" Workers after the first {MOST_WORKERS:,} are counted as others of their node."
-    yield _sheet("By worker", ["node", "process", "at work"], rows_of_workers, caption)
+    yield _totals_sheet("By worker", ["node", "process", "at work"], rows_of_workers, caption)
 
 
 def _largest(sums: Mapping[K, Totals]) -> list[tuple[K, Totals]]:
@@ -163,7 +163,7 @@ def _share(sums: Totals) -> str:
     return _percent(sums.seconds, span) if span > 0 else ""
 
 
-def _paces(tally: Tally) -> dict[str, str]:
+def _paces(tally: JournalTally) -> dict[str, str]:
     """Return by node how long its units take against the mean of all nodes, weighted by their stages."""
     means = {name: sums.seconds / sums.units for name, sums in tally.stages.items() if sums.units}
     own, expected = dict[str, float](), dict[str, float]()
@@ -174,7 +174,7 @@ def _paces(tally: Tally) -> dict[str, str]:
     return {host: f"{own[host] / expected[host]:.2f} ×" for host in own if expected[host] > 0}
 
 
-def _session_sheet(tally: Tally, sites: Sequence[tuple[str, float]]) -> list[Sheet]:
+def _session_sheet(tally: JournalTally, sites: Sequence[tuple[str, float]]) -> list[Sheet]:
     if not sites:
         return []
     sums = tally.by_session if len(tally.by_session) == len(sites) > 1 else [tally.all] * len(sites[:1])
@@ -196,15 +196,15 @@ def moment(seconds: float) -> str:
 def colours_of(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each name, all of them different: those of COLOURS, then paler and darker ones."""
 
-    def mixed(colour: str, turn: int) -> str:
+    def shade(colour: str, turn: int) -> str:
         end, share = 255 * (turn % 2), 0.6 ** ((turn + 1) // 2)
         parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         return "#" + "".join(f"{round(end + share * (part - end)):02x}" for part in parts)
 
-    return {name: mixed(COLOURS[i % len(COLOURS)], i // len(COLOURS)) for i, name in enumerate(names)}
+    return {name: shade(COLOURS[i % len(COLOURS)], i // len(COLOURS)) for i, name in enumerate(names)}
 
 
-def timeline(tally: Tally, groups: Sequence[str], box_of: BoxOf) -> list[Item]:
+def timeline(tally: JournalTally, groups: Sequence[str], box_of: BoxOf) -> list[Item]:
     """Return what was at work when: by stage, and by worker; single tasks where they are few.
 
     `groups` are what has a colour each: stages, or what the names of several begin with.
@@ -212,7 +212,7 @@ def timeline(tally: Tally, groups: Sequence[str], box_of: BoxOf) -> list[Item]:
     bins, bars = tally.bins, list(_bars(tally)) if tally.tasks else []
     used = [i for i in range(NUM_BINS) if any(row[i] for row in bins.rows.values())]
     if not used:
-        return [Note("No task says when it began.")]
+        return [Sentence("No task says when it began.")]
     sent = [task.began - task.queued_seconds for _, task in bars]
     first, last = ((bins.first + i) * bins.seconds for i in (used[0], used[-1] + 1))
     colours, elapsed = colours_of(groups), _elapsed(min([first, *sent]), last)
@@ -222,7 +222,7 @@ def timeline(tally: Tally, groups: Sequence[str], box_of: BoxOf) -> list[Item]:
     return [*items, _tile_chart(tally, colours, elapsed)]
 
 
-def _group(stage: str, colours: Mapping[str, str]) -> str:
+def _colour_group(stage: str, colours: Mapping[str, str]) -> str:
     """Return whose colour a stage has: its own, or that of the work that its name begins with."""
     return stage if stage in colours else stage.partition(": ")[0]
 
@@ -245,12 +245,12 @@ def _elapsed(first: float, last: float) -> dict[str, object]:
     }
 
 
-def _at_work(tally: Tally, span: range, colours: Mapping[str, str], elapsed: Mapping[str, Any]) -> Chart:
+def _at_work(tally: JournalTally, span: range, colours: Mapping[str, str], elapsed: Mapping[str, Any]) -> Chart:
     """Return how many tasks were at work at a time, by stage, in the bins of `span`."""
     bins = tally.bins
     rows = {group: [0.0] * NUM_BINS for group in colours}
     for (stage, _), seconds in bins.rows.items():
-        group = _group(stage, colours)
+        group = _colour_group(stage, colours)
         rows[group] = [a + b for a, b in zip(rows[group], seconds, strict=True)]
     points = [
         (_ms((bins.first + i) * bins.seconds), stage, round(row[i] / bins.seconds, 3))
@@ -266,7 +266,7 @@ def _ms(seconds: float) -> int:
     return round(1000 * seconds)
 
 
-def _bars(tally: Tally) -> Iterator[tuple[str, Task]]:
+def _bars(tally: JournalTally) -> Iterator[tuple[str, Task]]:
     """Yield tasks, failed ones included, each with its lane: tasks of a worker that overlap get lanes of their own."""
     failures = [task for task in tally.failures if task.began]
     is_one = len({task.host for task in tally.tasks}) <= 1
@@ -286,7 +286,7 @@ def _lane_name(worker: Worker, is_one_host: bool) -> str:
 
 
 def _bar_chart(
-    tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[str, str], elapsed: Mapping[str, Any],
+    tally: JournalTally, bars: Sequence[tuple[str, Task]], colours: Mapping[str, str], elapsed: Mapping[str, Any],
     box_of: BoxOf,
 ) -> Chart:  # fmt: skip
     """Return a bar for each task."""
@@ -296,7 +296,8 @@ def _bar_chart(
 
     def row(lane: str, task: Task) -> tuple[object, ...]:
         return (
-            lane, FAILED if task.reason else _group(task.stage, colours), task.stage, _units(task), _box(task, box_of),
+            lane, FAILED if task.reason else _colour_group(task.stage, colours), task.stage,
+            _units_text(task), _box_of_task(task, box_of),
             _ms(task.began - task.queued_seconds), _ms(task.began), _ms(task.began + task.seconds),
             round(task.seconds, 3), round(task.queued_seconds, 3), size(task.read_bytes), size(task.written_bytes),
             size(task.peak_bytes) if task.peak_bytes else None, message_of(task.reason)[:200] or None,
@@ -317,13 +318,13 @@ def _bar_chart(
     return Chart("Workers and their tasks", caption, "timeline", shown, changes)
 
 
-def _units(task: Task) -> str:
+def _units_text(task: Task) -> str:
     if not task.units:
         return "an update took them back"
     return f"{task.units[0]}" + (f" and {len(task.units) - 1} more" if len(task.units) > 1 else "")
 
 
-def _box(task: Task, box_of: BoxOf) -> object:
+def _box_of_task(task: Task, box_of: BoxOf) -> object:
     return box_of(task.stage, task.units[0]) if task.units else None
 
 
@@ -333,7 +334,7 @@ def _lanes(names: Sequence[str], changes: Mapping[str, Any]) -> dict[str, Any]: 
     return {**changes, "height": LANE_PIXELS * len(names), "encoding": encoding}
 
 
-def _tile_chart(tally: Tally, colours: Mapping[str, str], elapsed: Mapping[str, Any]) -> Chart:
+def _tile_chart(tally: JournalTally, colours: Mapping[str, str], elapsed: Mapping[str, Any]) -> Chart:
     """Return, for each worker or node, which stage took most of each stretch of time, and how busy it was."""
     bins = tally.bins
     hosts = {host for _, (host, _) in bins.rows}
@@ -341,7 +342,7 @@ def _tile_chart(tally: Tally, colours: Mapping[str, str], elapsed: Mapping[str, 
     rows: dict[str, dict[str, list[float]]] = {}
     for (stage, worker), row in sorted(bins.rows.items(), key=lambda item: item[0][1]):
         lane = (worker[0] or LOST) if of_nodes else _lane_name(worker, len(hosts) == 1)
-        own = rows.setdefault(lane, {}).setdefault(_group(stage, colours), [0.0] * NUM_BINS)
+        own = rows.setdefault(lane, {}).setdefault(_colour_group(stage, colours), [0.0] * NUM_BINS)
         own[:] = [a + b for a, b in zip(own, row, strict=True)]
     busiest = heapq.nlargest(MOST_LANES, rows, key=lambda lane: sum(map(sum, rows[lane].values())))
     lanes = [lane for lane in rows if lane in set(busiest)]
@@ -358,7 +359,7 @@ def _tile_chart(tally: Tally, colours: Mapping[str, str], elapsed: Mapping[str, 
     return Chart(title, caption, "tiles", columns, _lanes(lanes, _coloured(elapsed, colours)))
 
 
-def _tiles(lane: str, stages: Mapping[str, Sequence[float]], tally: Tally) -> Iterator[tuple[object, ...]]:
+def _tiles(lane: str, stages: Mapping[str, Sequence[float]], tally: JournalTally) -> Iterator[tuple[object, ...]]:
     """Yield the stage that took most of each stretch of time, when that was, and how busy the lane was."""
     bins = tally.bins
     sums = [sum(row[i] for row in stages.values()) for i in range(NUM_BINS)]
@@ -371,7 +372,7 @@ def _tiles(lane: str, stages: Mapping[str, Sequence[float]], tally: Tally) -> It
             yield lane, largest, _ms(began), _ms(began + bins.seconds), busy, tasks
 
 
-def _failure_items(tally: Tally, box_of: BoxOf) -> list[Item]:
+def _failure_items(tally: JournalTally, box_of: BoxOf) -> list[Item]:
     """Return how often tasks failed and why, and the slowest tasks."""
     items: list[Item] = []
     if tally.reasons:
@@ -379,7 +380,14 @@ def _failure_items(tally: Tally, box_of: BoxOf) -> list[Item]:
         items.append(Sheet("Why tasks failed", ("attempts", "stage", "reason"), rows))
     if tally.failures:
         latest = list(tally.failures)[-MOST_ROWS:]
-        lines = [_failure_row(task, box_of) for task in reversed(latest)]
+        lines = [
+            (
+                moment(task.began) if task.began else "", task.stage,
+                ", ".join(map(str, task.units[:4])) + (" …" if len(task.units) > 4 else ""), _box_of_task(task, box_of),
+                f"{task.host} {task.pid}" if task.host else "lost", brief(task.seconds), message_of(task.reason),
+            )
+            for task in reversed(latest)
+        ]  # fmt: skip
         names = ("when", "stage", "units", "box z,y,x", "worker", "after", "reason")
         more = tally.all.attempts - len(latest)
         caption = f"The latest {len(latest)}; {more:,} more are in the journal." if more else ""
@@ -387,14 +395,7 @@ def _failure_items(tally: Tally, box_of: BoxOf) -> list[Item]:
     return items
 
 
-def _failure_row(task: Task, box_of: BoxOf) -> tuple[object, ...]:
-    units = ", ".join(map(str, task.units[:4])) + (" …" if len(task.units) > 4 else "")
-    worker = f"{task.host} {task.pid}" if task.host else "lost"
-    when = moment(task.began) if task.began else ""
-    return when, task.stage, units, _box(task, box_of), worker, brief(task.seconds), message_of(task.reason)
-
-
-def slowest_sheet(tally: Tally, box_of: BoxOf) -> Sheet | None:
+def slowest_sheet(tally: JournalTally, box_of: BoxOf) -> Sheet | None:
     """Return the tasks whose units took longest; None where there are few tasks."""
     if tally.num_tasks <= 2 * MOST_SLOWEST:
         return None
@@ -408,12 +409,12 @@ def slowest_sheet(tally: Tally, box_of: BoxOf) -> Sheet | None:
     return filled(Sheet("The slowest tasks", names, rows, caption))
 
 
-def damage_note(tally: Tally) -> Note | None:
+def damage_note(tally: JournalTally) -> Sentence | None:
     """Return a warning of lines that could not be read; None where there is none."""
     if not tally.num_damaged:
         return None
     lines, verb = count(tally.num_damaged, "line"), "is" if tally.num_damaged == 1 else "are"
-    return Note(
+    return Sentence(
         f"{lines} of the journal cannot be understood, damaged or by another version, and {verb} left out of the "
         f"numbers here; the first is {tally.first_damaged}.",
         "warning",

@@ -14,9 +14,9 @@ from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError
 from volpipe.inference.output import split_arrays
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.comparison import ShownOutput, slices_of
 from volpipe.reporting.overview import main_picture, overview_of, small_picture
-from volpipe.reporting.page import Draft, Item, Note, Picture
+from volpipe.reporting.page import Draft, Item, Picture, Sentence
 from volpipe.runs.held_work import QUICK_BYTES
 from volpipe.runs.output_files import shard_of
 from volpipe.runs.unit_records import UnitRecords
@@ -37,7 +37,7 @@ class OutputPictures(Generic[P]):
 
     plan: P
     records: UnitRecords
-    subject: Callable[[P, Schedule], Subject | None]
+    subject: Callable[[P, Schedule], ShownOutput | None]
 
     def main(self, title: str) -> Picture | None:
         """Return a slice of the whole output, as far as it is written; None before there is one."""
@@ -55,9 +55,9 @@ class OutputPictures(Generic[P]):
         """Return slices of input and output, of each array, where `schedule` has what is done."""
         subject_of = cache(lambda place: self._checked_subject(place, schedule))  # opened once for all pictures
 
-        def drawn(place: int, draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
+        def drawn(place: int, draw: Callable[[ShownOutput], Sequence[Item]]) -> Sequence[Item]:
             subject = subject_of(place)
-            return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
+            return draw(subject) if subject is not None else [Sentence("Nothing is computed yet.")]
 
         drafts, arrays = list[Draft](), self.plan.arrays
         for place, array in enumerate(arrays):
@@ -68,7 +68,7 @@ class OutputPictures(Generic[P]):
             ]
         return drafts
 
-    def _checked_subject(self, place: int, schedule: Schedule) -> Subject | None:
+    def _checked_subject(self, place: int, schedule: Schedule) -> ShownOutput | None:
         """Return the subject of an array, which knows what was written and is gone."""
         array, journal = self.plan.arrays[place], self.records.folder.journal
         subject = self.subject(array, schedule)
@@ -83,10 +83,10 @@ class OutputPictures(Generic[P]):
             except RunError:
                 return {}
 
-        def is_lost(level: int, number: int) -> bool:
+        def is_gone(level: int, number: int) -> bool:
             noted = checksums().get((level, number), "")
             return bool(noted) and has_lost_files(
                 self.plan.out, shard_of(array, level, number, split_arrays(noted)[place])
             )
 
-        return replace(subject, is_lost=is_lost)
+        return replace(subject, is_gone=is_gone)

@@ -21,8 +21,8 @@ from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.reporting.comparison import Subject
-from volpipe.reporting.page import Draft, Item, Note, Page
+from volpipe.reporting.comparison import ShownOutput
+from volpipe.reporting.page import Draft, Item, Page, Sentence
 from volpipe.runs.input_comparison import InputComparison
 from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.output_files import OutputFiles
@@ -163,7 +163,7 @@ class OutputWork(StageWork[R], Generic[P, R]):
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
         summary += update_items(updates_in(self.folder.journal, self.kinds))
         if is_complete and self.has_moved:
-            summary.append(Note(f"Files of the input have changed since: {self.remedy}.", "warning"))
+            summary.append(Sentence(f"Files of the input have changed since: {self.remedy}.", "warning"))
         facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
         if remark:
             facts["remark"] = remark
@@ -179,7 +179,7 @@ class OutputWork(StageWork[R], Generic[P, R]):
         return None
 
     @abstractmethod
-    def subject(self, array: P, schedule: Schedule) -> Subject | None:
+    def subject(self, array: P, schedule: Schedule) -> ShownOutput | None:
         """Return an array of the output and its input for pictures, with what `schedule` says is missing; None before
         it is known.
         """
@@ -239,10 +239,10 @@ class OutputWork(StageWork[R], Generic[P, R]):
 
     @abstractmethod
     def follow(self, old: P) -> Updated:
-        """Note in the journal that the volume has grown since the plan `old`."""
+        """Sentence in the journal that the volume has grown since the plan `old`."""
 
     def await_change(self) -> None:
-        """Note that other work is about to change what this work reads: until it is compared it is not complete."""
+        """Sentence that other work is about to change what this work reads: until it is compared it is not complete."""
         paths.atomic_write(self.folder.uncompared, b"")
         self.files.note_session(self.options.site)
         plan = self.folder.load(type(self.plan))  # of a volume that has grown it is another, which follows later
@@ -250,7 +250,7 @@ class OutputWork(StageWork[R], Generic[P, R]):
             OutputFiles(plan, self.records).unseal(())
 
     def know_input(self) -> None:
-        """Note what the input is, where other work has written it by now."""
+        """Sentence what the input is, where other work has written it by now."""
         if self.feed is not None:
             self.inputs["volume"] = identify(self.plan.source.volume())
             store_identities(self.folder.inputs, self.inputs)

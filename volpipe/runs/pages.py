@@ -23,11 +23,22 @@ from volpipe.blockwise.journal import Kinds
 from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError, VolpipeError
-from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.inference.output_plan import OutputPlan, SourceVolume
 from volpipe.inference.plan import Plan
 from volpipe.reporting.block_map import BlockMap
-from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, filled, sections_of
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.page import (
+    REPORT,
+    Draft,
+    FactTable,
+    Item,
+    Page,
+    PageSection,
+    Sentence,
+    Sheet,
+    filled,
+    sections_of,
+)
+from volpipe.reporting.tally import JournalTally
 from volpipe.reporting.tasks import BoxOf, StageState, damage_note, moment, task_sections
 from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
@@ -59,7 +70,7 @@ class Taken:
         missing: what failed when it was last tried, and what cannot be done without.
     """
 
-    tally: Tally
+    tally: JournalTally
     schedule: Schedule
     sites: Sequence[tuple[str, float]]
     missing: Sequence[Missing]
@@ -67,7 +78,7 @@ class Taken:
 
     @classmethod
     def read(
-        cls, folder: RunFolder, schedule: Callable[[], Schedule], kinds: Kinds, tally: Tally | None = None,
+        cls, folder: RunFolder, schedule: Callable[[], Schedule], kinds: Kinds, tally: JournalTally | None = None,
         prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
     ) -> Taken:  # fmt: skip
         """Return what the journal says of the stages of a `schedule`; damage is passed by.
@@ -78,7 +89,7 @@ class Taken:
             maps: of blocks, which a new one adds to.
         """
         sites = session_facts(folder)
-        tally = Tally([began for _, began in sites], maps or {}) if tally is None else tally
+        tally = JournalTally([began for _, began in sites], maps or {}) if tally is None else tally
         ledger = Ledger(folder.journal, kinds, schedule, partial(tally.add, prefix=prefix), tally.note_damage).look()
         return cls(tally, ledger.schedule, sites, ledger.missing)
 
@@ -104,7 +115,7 @@ class Several:
         works: what the names of stages begin with, before a colon; see `task_sections`.
     """
 
-    tally: Tally
+    tally: JournalTally
     missing: Sequence[Missing] = ()
     stages: Mapping[str, StageState] = field(default_factory=dict)
     box: BoxOf = lambda stage, unit: None
@@ -131,7 +142,7 @@ class Parts:
     summary: Sequence[Item] = ()
     pictures: Sequence[Draft] = ()
     origin: Sequence[Item] = ()
-    sections: Sequence[Section] = ()
+    sections: Sequence[PageSection] = ()
 
 
 def page_of(folder: RunFolder, taken: Taken | Several, parts: Parts, *, is_complete: bool) -> Page:
@@ -142,14 +153,14 @@ def page_of(folder: RunFolder, taken: Taken | Several, parts: Parts, *, is_compl
     if taken.sites:
         facts["site"] = ", ".join(dict.fromkeys(site for site, _ in taken.sites))
     damage, warnings = damage_note(tally), log_notes(folder.log)
-    summary: list[Item] = [Facts("", facts), *missing_items(taken.missing, driver)]
+    summary: list[Item] = [FactTable("", facts), *missing_items(taken.missing, driver)]
     sections = [
-        Section("Summary", [*summary, *([damage] if damage else []), *parts.summary]),
+        PageSection("Summary", [*summary, *([damage] if damage else []), *parts.summary]),
         *parts.sections,
         *sections_of(parts.pictures),
         *task_sections(tally, taken.stages, taken.box, taken.sites, taken.works),
-        *([Section("Warnings in the log", warnings)] if warnings else []),
-        *([Section("Recipe and origin", parts.origin)] if parts.origin else []),
+        *([PageSection("Warnings in the log", warnings)] if warnings else []),
+        *([PageSection("Recipe and origin", parts.origin)] if parts.origin else []),
     ]
     return Page(parts.title, state, sections, is_well, " ".join(filter(None, (parts.what, sentence))))
 
@@ -200,7 +211,7 @@ def session_facts(folder: RunFolder) -> list[tuple[str, float]]:
         return []
 
 
-def volume_line(source: Source) -> str:
+def volume_line(source: SourceVolume) -> str:
     """Return what a volume is: place, shape, type, voxel size."""
     channels = f"{count(source.num_channels, 'channel')} of " if source.num_channels > 1 else ""
     place = f"{source.path} {source.key}".strip()
@@ -218,7 +229,7 @@ def output_line(plan: OutputPlan) -> str:
     )
 
 
-def times_facts(tally: Tally, num_sessions: int) -> dict[str, str]:
+def times_facts(tally: JournalTally, num_sessions: int) -> dict[str, str]:
     """Return when the tasks ran, and how long."""
     total = tally.all
     if not total.began:
@@ -229,7 +240,7 @@ def times_facts(tally: Tally, num_sessions: int) -> dict[str, str]:
     return {"tasks ran": span, "time of all workers": brief(total.seconds)}
 
 
-def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is_complete: bool) -> Sheet:
+def planned_sheet(planned: Planned | None, tally: JournalTally, plan: OutputPlan, *, is_complete: bool) -> Sheet:
     """Return what was planned beside what it took; what nobody planned is left empty."""
     total, on_disk = tally.all, disk_use(plan.out)
     planned = planned or Planned(plan.identity)
@@ -267,7 +278,7 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
     return Sheet("Planned and taken", ("", "planned", "taken"), rows, caption)
 
 
-def _task_seconds(tally: Tally, stage: str) -> float:
+def _task_seconds(tally: JournalTally, stage: str) -> float:
     sums = tally.stages.get(stage)
     return 0.0 if sums is None else sums.seconds
 
@@ -315,7 +326,7 @@ def missing_items(missing: Sequence[Missing], driver: Driver) -> list[Item]:
     more = len(missing) - len(rows)
     caption = f"{more:,} more are not shown; `volpipe status --all` lists them." if more else ""
     return [
-        Note(
+        Sentence(
             f"{count(len(missing), 'part')} of the output {'is' if len(missing) == 1 else 'are'} missing. Mend what "
             f"the reasons name; then run the same command again to compute {whom}{command}.",
             "warning",
@@ -333,9 +344,9 @@ def log_notes(log: Path) -> list[Item]:
     texts = ENTRY.split("" if part is None else part.data.decode(errors="replace"))[1:]
     entries = zip(texts[::2], texts[1::2], strict=True)
     lines = dict.fromkeys(f"{level.lower()}: {_shortened(text)}" for level, text in entries if not ATTEMPT.search(text))
-    notes: list[Item] = [Note(line, "warning") for line in list(lines)[-MOST_WARNINGS:]]
+    notes: list[Item] = [Sentence(line, "warning") for line in list(lines)[-MOST_WARNINGS:]]
     more = len(lines) - len(notes)
-    return [*notes, Note(f"{more:,} more are in {log}.")] if more else notes
+    return [*notes, Sentence(f"{more:,} more are in {log}.")] if more else notes
 
 
 def _shortened(text: str) -> str:
@@ -345,11 +356,11 @@ def _shortened(text: str) -> str:
     return f"{first.rstrip(': ')}: {rows[-1]}" if len(rows) > 1 else first
 
 
-def recipe_facts(plan: OutputPlan) -> Facts:
+def recipe_facts(plan: OutputPlan) -> FactTable:
     """Return the keys of a recipe that differ from the defaults."""
     settings = (setting.partition("=") for setting in settings_of(plan.recipe))
     entries = {key: value for key, _, value in settings}
-    return Facts("Recipe: what differs from the defaults", entries or {"": "nothing"})
+    return FactTable("Recipe: what differs from the defaults", entries or {"": "nothing"})
 
 
 def findings_facts(plan: OutputPlan) -> dict[str, str]:
@@ -379,10 +390,10 @@ def provenance_facts(plan: OutputPlan) -> list[Item]:
     """Return versions, devices and identities that the output names; a sentence where it cannot be asked."""
     try:
         if not paths.exists(paths.locate(plan.out)):
-            return [Note("The output is not there (yet), so that there is nothing that it says of its origin.")]
+            return [Sentence("The output is not there (yet), so that there is nothing that it says of its origin.")]
         said = read_provenance(plan.out)
     except VolpipeError as error:
-        return [Note(f"What the output says of its origin cannot be read: {error}", "warning")]
+        return [Sentence(f"What the output says of its origin cannot be read: {error}", "warning")]
     net, run, given = (_as_mapping(said.get(key)) for key in ("net", "run", "input"))
     packages = ", ".join(f"{name} {version}" for name, version in _as_mapping(said.get("packages")).items())
     entries: dict[str, str | Sequence[str]] = {
@@ -395,7 +406,7 @@ def provenance_facts(plan: OutputPlan) -> list[Item]:
         "input, fingerprint": str(given.get("fingerprint") or ""),
         "plan": plan.identity,
     }
-    return [Facts("Versions and origin", {name: value for name, value in entries.items() if value})]
+    return [FactTable("Versions and origin", {name: value for name, value in entries.items() if value})]
 
 
 def _as_mapping(value: object) -> Mapping[str, object]:

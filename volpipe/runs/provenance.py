@@ -25,7 +25,7 @@ from volpipe.blockwise.ledger import Ledger
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine
-from volpipe.inference.output_plan import OutputPlan, Source, level_key
+from volpipe.inference.output_plan import OutputPlan, SourceVolume, level_key
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
@@ -38,7 +38,6 @@ from volpipe.runs.update_records import Updated, updates_in
 from volpipe.runs.verify import metadata_sums, stored_flags
 from volpipe.volumes.completeness import joined, mark_complete, mark_incomplete, mark_written, written_boxes
 from volpipe.volumes.formats.container import (
-    ATTRIBUTE_FILES,
     METADATA_NAMES,
     RECORD,
     RUN_KEY,
@@ -144,11 +143,9 @@ def unseal(plan: OutputPlan, updates: Sequence[Updated]) -> None:
 
 def _write_run(plan: OutputPlan, attributes: Mapping[str, object]) -> None:
     """Write `attributes` as what the output says of its run."""
-    out, format = paths.locate(plan.out), plan.array_format
-    create_groups(out, f"{RUN_KEY}/attributes", format)
-    name = "attributes.json" if format == "precomputed" else ATTRIBUTE_FILES[format]
-    tree = {RECORD: attributes}
-    merge_json(out / RUN_KEY / name, {"attributes": tree} if format == "zarr3" else tree)
+    out, folders = paths.locate(plan.out), plan.folders
+    create_groups(out, f"{RUN_KEY}/attributes", folders.name)
+    merge_json(out / RUN_KEY / folders.run_file, folders.with_attributes({}, {RECORD: attributes}))
 
 
 def _written_boxes(plan: OutputPlan, whole: OutputPlan, only: Box) -> dict[str, list[Box]]:
@@ -314,7 +311,7 @@ def changes(origin: RunOrigin, runner: Runner) -> list[str]:
             sentences.append(f"the {what} of net {label} changed: SHA-256 {short_hash(before)} -> {short_hash(now)}")
     before = NetIdentity.model_validate(origin.net.get("identity", {}))
     sentences += [f"net {label}: {each}" for each in before.differences(runner.identity)]
-    now = identify(Source.model_validate(origin.input).volume()).fingerprint
+    now = identify(SourceVolume.model_validate(origin.input).volume()).fingerprint
     if now != origin.input["fingerprint"]:
         sentences.append(f"the volume {origin.input['path']} changed since")
     installed = {"python": platform.python_version()} | {name: _version(name) for name in origin.packages}

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.usage import Totals
 from volpipe.inference.intensity import ALL_FINITE, Nonfinite
 from volpipe.inference.selection import Selection
+from volpipe.runs.update_records import Updated
 from volpipe.runs.worker import Inferred, Written
 from volpipe.tables import html_facts, html_table
 from volpipe.units import count, duration, size
@@ -68,8 +69,12 @@ class WorkReport:
         asked: when the site was asked for workers, seconds since 1970.
         first_task: when the first of them began its first task.
         driver_peak_bytes: memory of the driver at its highest.
+        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
+        estimate: what it was to take, where blocks were tried or counted when it began.
     """
 
+    makes_volume: ClassVar[bool] = False  # whether the output is one
+    computing: ClassVar[str] = ""  # the stage whose units are the blocks that are computed
     plan: Any  # of the work's kind
     folder: Path
     missing: list[Missing] = field(default_factory=list)
@@ -79,6 +84,18 @@ class WorkReport:
     asked: float = 0.0
     first_task: float = 0.0
     driver_peak_bytes: int = 0
+    updates: tuple[Updated, ...] = ()
+    estimate: Any = None  # Any: an Estimate, of a package above
+
+    @property
+    def reports(self) -> Sequence[WorkReport]:
+        """This one alone: how the parts of work on several outputs ended."""
+        return (self,)
+
+    @property
+    def num_computed(self) -> int:
+        """Blocks that were computed in this session."""
+        return self.totals[self.computing].units if self.computing in self.totals else 0
 
     @property
     def is_complete(self) -> bool:

@@ -122,7 +122,7 @@ class RunFolder:
     log = _Inside("volpipe.log")
     parsl = _Inside("parsl")
     discards = _Inside("discards")  # exists once tensors may have been discarded
-    rehearsal = _Inside("rehearsal")
+    calibration = _Inside("calibration")
     rates_file = _Inside("rates.json")
     next_selection = _Inside("next_selection.npy")  # what an update selects, until the journal has it
     uncompared = _Inside("uncompared")  # exists once other work changes what this one reads, until that is compared

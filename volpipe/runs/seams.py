@@ -24,7 +24,7 @@ from volpipe.inference.output import read_each
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.inference.tiling import AXES
-from volpipe.reporting.page import Chart, Item, Note, columns_of
+from volpipe.reporting.page import Chart, Item, Sentence, columns_of
 from volpipe.units import size
 
 MOST_SAMPLES, REMOTE_SAMPLES = 32, 8  # per axis; of an output in a bucket, where each is two to four requests
@@ -69,7 +69,7 @@ def blind_spot(plan: Plan) -> str:
 
 
 @dataclass(frozen=True)
-class Score:
+class SeamScore:
     """The score of the faces across one axis, and from how many pairs of voxels it is.
 
     Attributes:
@@ -141,7 +141,7 @@ class Squares:
         return int(self.counts[self.reach])
 
     @property
-    def score(self) -> Score:
+    def score(self) -> SeamScore:
         """How much more voxels differ across the faces than inside."""
         step, most = self.step, self.reach - self.step
         least = ROUNDING if self.is_rounded else 1e-12 * self.level / self.num_pairs + np.finfo(np.float64).tiny
@@ -149,7 +149,7 @@ class Squares:
         beside = [ratios[place] for place in range(len(ratios)) if place - most not in (0, step, -step)]
         logarithms = np.log([ratio for ratio in beside if math.isfinite(ratio)])
         spread = float(np.sqrt(np.square(logarithms).mean())) if logarithms.size else 0.0
-        return Score(AXES[self.axis], float(ratios[most]), self.num_pairs, spread)
+        return SeamScore(AXES[self.axis], float(ratios[most]), self.num_pairs, spread)
 
     @property
     def profile(self) -> Profile:
@@ -175,9 +175,9 @@ def seam_squares(selection: Selection, most_samples: int = MOST_SAMPLES) -> list
     return [squares for squares in found if squares.num_pairs >= FEWEST]
 
 
-def worst_scores(samples: Iterable[Squares]) -> list[Score]:
+def worst_scores(samples: Iterable[Squares]) -> list[SeamScore]:
     """Return the highest score of each axis, over the arrays of an output."""
-    worst = dict[str, Score]()
+    worst = dict[str, SeamScore]()
     for score in (squares.score for squares in samples):
         worst[score.axis] = max(score, worst.get(score.axis, score), key=lambda each: each.value)
     return list(worst.values())
@@ -196,11 +196,13 @@ def profile_items(selection: Selection, sample: Sequence[Squares] | None = None)
         most = min(REPORT_SAMPLES, REPORT_BYTES // (3 * num_bytes))
         if most == 0:
             chunks = size(num_bytes / 2)
-            return [Note(f"No profile across the faces of windows: chunks of {chunks} are too much to read for it.")]
+            return [
+                Sentence(f"No profile across the faces of windows: chunks of {chunks} are too much to read for it.")
+            ]
         sample = seam_squares(selection, most)
     profiles = [squares.profile for squares in sample]
     if not profiles:
-        return [Note("No profile across the faces of windows: there are none, or too few voxels at them.")]
+        return [Sentence("No profile across the faces of windows: there are none, or too few voxels at them.")]
     rows = [
         (f"along {profile.axis}", distance, float(f"{value**0.5:.5g}"))
         for profile in profiles

@@ -23,7 +23,7 @@ from volpipe.blockwise.work import Steps
 from volpipe.geometry.grid import Grid
 from volpipe.reporting.block_map import BlockMap, slowest_maps
 from volpipe.reporting.page import Draft, Page
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.tally import JournalTally
 from volpipe.runs.pages import Parts, Taken, page_of
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
@@ -125,7 +125,9 @@ class UnitRecords:
         """The files that grow when something is done."""
         return [self.folder.journal, self.folder.sessions]
 
-    def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
+    def taken(
+        self, tally: JournalTally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None
+    ) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
         return Taken.read(self.folder, self.schedule, self.kinds, tally, prefix, maps)
 

@@ -32,7 +32,7 @@ from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunStopped
 from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import Selection, read_selection, store_due, store_selection
+from volpipe.inference.selection import Selection, read_selection, store_selection, store_unwritten
 from volpipe.inference.statistics import needs_measuring
 from volpipe.runs.input_comparison import LOOK, InputComparison
 from volpipe.runs.prepasses import Work, known_normalisation
@@ -110,9 +110,9 @@ def rests_on(
         coarser: returns those of a coarser level.
     """
     plan, blocks, lost = schedule.plan, set(changed), set(lost)
-    gone = {shard for shard in lost if not selection.is_due(shard)}
+    gone = {shard for shard in lost if not selection.is_unwritten(shard)}
     shards = lost - gone
-    shards |= {shard for block in blocks for shard in plan.shards_of_block(block) if selection.is_due(shard)}
+    shards |= {shard for block in blocks for shard in plan.shards_of_block(block) if selection.is_unwritten(shard)}
     for shard in shards:
         blocks.update(filter(selection.has_block, plan.blocks_of_shard(shard)))
     levels = [shards | gone]
@@ -281,4 +281,4 @@ def with_due(selection: Selection, work: Work, folder: RunFolder) -> tuple[Selec
         return selection, ""
     due = np.ones(len(work.plan.shards()), bool)
     due[[shard for level, shard in written(work.records) if level == 0]] = False
-    return dataclasses.replace(selection, due=due), store_due(folder.path / DUE_FILE, due)
+    return dataclasses.replace(selection, unwritten=due), store_unwritten(folder.path / DUE_FILE, due)

@@ -24,12 +24,12 @@ from volpipe.blockwise.task import Making, Outcomes, work, work_behind, work_eac
 from volpipe.errors import PlanError
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box
-from volpipe.inference.intensity import Affine, Tally
+from volpipe.inference.intensity import Affine, ClippedVoxels
 from volpipe.inference.output import shards_behind
-from volpipe.inference.output_plan import Source
+from volpipe.inference.output_plan import SourceVolume
 from volpipe.inference.plan import Plan, load_plan
-from volpipe.inference.scratch import PARTS, Tensors
-from volpipe.inference.selection import SELECTION_FILE, Selection, load_due, load_selection, scanned_boxes
+from volpipe.inference.scratch import PARTS, ScratchTensors
+from volpipe.inference.selection import SELECTION_FILE, Selection, load_selection, load_unwritten, scanned_boxes
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join, measure_each
 from volpipe.inference.statistics import measure as measure_voxels
@@ -76,7 +76,7 @@ class Job:
     def selection(self) -> Selection:
         folder = Path(self.folder)
         selection = load_selection(str(folder / Plan.FILE), self.identity, str(folder / SELECTION_FILE), self.cells)
-        return replace(selection, due=load_due(str(folder / DUE_FILE), self.due)) if self.due else selection
+        return replace(selection, unwritten=load_unwritten(str(folder / DUE_FILE), self.due)) if self.due else selection
 
     @property
     def normalise(self) -> Affine:
@@ -87,8 +87,8 @@ class Job:
         return replace(self, shift=normalise.shift, scale=normalise.scale, ends=normalise.ends)
 
     @property
-    def tensors(self) -> Tensors:
-        return Tensors(self.plan, Path(self.folder))
+    def tensors(self) -> ScratchTensors:
+        return ScratchTensors(self.plan, Path(self.folder))
 
     def reporter(
         self, box: Callable[[int], Box] | None = None, num_windows: Callable[[], int] | None = None
@@ -302,9 +302,8 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
 
     def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
-            job.selection, job.normalise, job.tensors, window_source(job), units,
-            before_write=job.check_session, on_windows=reporter.add, is_over=lambda: reporter.is_dismissed,
-        ):  # fmt: skip
+            job.selection, job.normalise, job.tensors, window_source(job), units, reporter, job.check_session
+        ):
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue
@@ -330,7 +329,7 @@ def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
     from volpipe.inference.reassemble import reassemble as reassemble_shard
 
     def make(shard: int) -> Callable[[], Written]:
-        tally = Tally()
+        tally = ClippedVoxels()
         write = reassemble_shard(job.selection, job.normalise, job.tensors, shard, tally)
 
         def written() -> Written:
@@ -393,7 +392,7 @@ def window_source(job: Job) -> WindowSource:
 
 @lru_cache(maxsize=4)
 def _stored_windows(identity: str, folder: str) -> Volume:
-    tensors = Tensors(load_plan(str(Path(folder) / Plan.FILE), identity), Path(folder))
+    tensors = ScratchTensors(load_plan(str(Path(folder) / Plan.FILE), identity), Path(folder))
     return tensors.source_volume()
 
 
@@ -403,7 +402,7 @@ def open_source(job: Job) -> Volume:
 
 
 @lru_cache(maxsize=4)
-def _open_source(identity: str, source: Source) -> Volume:
+def _open_source(identity: str, source: SourceVolume) -> Volume:
     return through_cache(source.as_planned(), identity)
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.recipes.segmentation import Objects
+from volpipe.recipes.segmentation import ObjectRules
 from volpipe.segmentation.boundary_maps import FULL
 from volpipe.segmentation.edges import NO_PAIR, Edges, grouped
 
@@ -67,7 +67,12 @@ class Mean:
     @property
     def keys(self) -> Sequence[Key]:
         """The order of edges, the highest first, by the first key, then the next: means as floats, then exact."""
-        return _mean, lambda edges: _places(edges)[0], lambda edges: _places(edges)[1], lambda edges: -edges.first[:, 0]
+        return (
+            lambda edges: np.asarray(edges.sums[:, 0] / edges.sums[:, 1]),  # never in another order by rounding
+            lambda edges: _exact_means(edges)[0],
+            lambda edges: _exact_means(edges)[1],
+            lambda edges: -edges.first[:, 0],
+        )
 
     def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes, in any order; those of nodes that stay alone are as they were.
@@ -86,10 +91,10 @@ class Mean:
 
     def one_by_one(self, edges: Edges, is_active: np.ndarray, voxels: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
-        around, is_free, size = _around(edges, is_active), is_active.tolist(), voxels.tolist()
+        around, is_free, size = _edges_by_node(edges, is_active), is_active.tolist(), voxels.tolist()
         place = _exact if edges.sums[:, 1].sum() >= MOST_FLOAT else _rounded
         live = edges[self.is_live(edges, voxels)]
-        columns = zip(*(column.tolist() for column in _columns(live)), strict=True)
+        columns = zip(*(column.tolist() for column in _edge_columns(live)), strict=True)
         heap = [(*place(total, count, first), a, b) for a, b, total, count, first in columns]
         heapq.heapify(heap)
         while heap:
@@ -97,7 +102,7 @@ class Mean:
             known = around.get(a, {}).get(b) or around.get(b, {}).get(a)
             if known is None or place(*known) != (mean, first):
                 continue  # stale: one of the two was merged, or their edge changed
-            if known[0] / known[1] / FULL < self._least(size[a], size[b]):
+            if known[0] / known[1] / FULL < self._least_mean(size[a], size[b]):
                 continue  # both have become large
             if not (is_free[a] and is_free[b]):
                 is_free[a] = is_free[b] = False
@@ -107,10 +112,10 @@ class Mean:
             size[keep] += size[drop]
             for c in _absorb(around, keep, drop):
                 total, count, first = around[keep][c]
-                if total / count / FULL >= self._least(size[keep], size[c]):
+                if total / count / FULL >= self._least_mean(size[keep], size[c]):
                     heapq.heappush(heap, (*place(total, count, first), keep, c))
 
-    def _least(self, voxels: int, others: int) -> float:
+    def _least_mean(self, voxels: int, others: int) -> float:
         """Return the least mean by which two nodes of so many voxels are merged."""
         return self.small_threshold if min(voxels, others) < self.small_voxels else self.threshold
 
@@ -118,17 +123,12 @@ class Mean:
 Around = dict[int, dict[int, tuple[int, int, int]]]
 
 
-def _columns(edges: Edges) -> tuple[np.ndarray, ...]:
+def _edge_columns(edges: Edges) -> tuple[np.ndarray, ...]:
     """Return both nodes, sum and number of the nearest affinities, and first pair of each edge."""
     return *edges.pairs.T, *edges.sums[:, :2].T, edges.first[:, 0]
 
 
-def _mean(edges: Edges) -> np.ndarray:
-    """Return the mean of the nearest affinities of each edge, as far as a float tells it: never in another order."""
-    return np.asarray(edges.sums[:, 0] / edges.sums[:, 1])
-
-
-def _places(edges: Edges) -> tuple[np.ndarray, np.ndarray]:
+def _exact_means(edges: Edges) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of the nearest affinities of each edge, in two parts of which the first counts more."""
     total, count = edges.sums[:, 0], edges.sums[:, 1]
     whole, rest = np.divmod(total, count)
@@ -146,10 +146,10 @@ def _rounded(total: int, count: int, first: int) -> tuple[float, int]:
     return -total / count, first
 
 
-def _around(edges: Edges, is_active: np.ndarray) -> Around:
+def _edges_by_node(edges: Edges, is_active: np.ndarray) -> Around:
     """Return the edges of each active node."""
     around: Around = {node: {} for node in np.flatnonzero(is_active).tolist()}
-    first, second, *columns = (column.tolist() for column in _columns(edges))
+    first, second, *columns = (column.tolist() for column in _edge_columns(edges))
     for a, b, edge in zip(first, second, zip(*columns, strict=True), strict=True):
         for here, there in ((a, b), (b, a)):
             if here in around:
@@ -188,7 +188,7 @@ class Mutex:
         """
         is_locked = is_open.copy()
         is_locked[edges.pairs[edges.any_end(is_open)]] = True
-        return self._settled(edges, is_open), is_locked
+        return self._effective(edges, is_open), is_locked
 
     def is_live(self, edges: Edges, voxels: np.ndarray) -> np.ndarray:
         """Return the edges along which nodes may be merged, whatever their `voxels`."""
@@ -202,7 +202,7 @@ class Mutex:
     def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes, none of which is open."""
         kinds = [self._best(edges, owner, kind) for kind in (0, 1)]
-        return self._settled(Edges.total(*(np.concatenate(parts) for parts in zip(*kinds, strict=True))), None)
+        return self._effective(Edges.total(*(np.concatenate(parts) for parts in zip(*kinds, strict=True))), None)
 
     def one_by_one(self, edges: Edges, is_active: np.ndarray, voxels: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
@@ -234,13 +234,14 @@ class Mutex:
 
     def joined(self, edges: Edges, owner: np.ndarray, is_locked: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes, of which the locked ones own themselves alone."""
-        is_settled = edges.both_ends(is_locked)
-        rest, own = edges[is_settled], self.merged(edges[~is_settled], owner)
+        is_between_locked = edges.both_ends(is_locked)
+        rest, own = edges[is_between_locked], self.merged(edges[~is_between_locked], owner)
         pairs = np.concatenate([owner[rest.pairs], own.pairs])
         sums, first = np.concatenate([rest.sums, own.sums]), np.concatenate([rest.first, own.first])
         return Edges.total(pairs, sums, first)
 
     def _in_order(self, edges: Edges) -> list[tuple[bool, int, int]]:
+        """Return whether each edge joins, and its nodes, the edge farthest from its threshold first."""
         near, far = edges.sums[:, 1] > 0, edges.sums[:, 3] > 0
         joins = np.repeat([True, False], [near.sum(), far.sum()])
         weight = np.concatenate([self._pulls(edges)[near], self._pushes(edges)[far]])
@@ -249,7 +250,7 @@ class Mutex:
         order = np.lexsort((first, -weight))
         return list(zip(joins[order].tolist(), *pairs[order].T.tolist(), strict=True))
 
-    def _settled(self, edges: Edges, is_open: np.ndarray | None) -> Edges:
+    def _effective(self, edges: Edges, is_open: np.ndarray | None) -> Edges:
         """Return `edges` without what has no effect, but for those of open nodes, which may grow."""
         pull, push = self._pulls(edges), self._pushes(edges)
         joins, forbids = (edges.sums[:, 1] > 0) & (pull > 0), (edges.sums[:, 3] > 0) & (push > 0)
@@ -283,7 +284,7 @@ class Mutex:
 Rule = Mean | Mutex
 
 
-def rule_of(choice: Objects) -> Rule:
+def rule_of(choice: ObjectRules) -> Rule:
     """Return how supervoxels are agglomerated."""
     if choice.agglomerate == "mean":
         return Mean(choice.threshold, choice.small_voxels, choice.small_threshold)
@@ -423,7 +424,7 @@ def _best_edges(num: int, edges: Edges, rule: Rule) -> np.ndarray:
     own, place = edges, edge
     for key in rule.keys:
         values = key(own)[place]
-        lowest = -np.inf if values.dtype.kind == "f" else np.iinfo(values.dtype).min
+        lowest = -np.inf if np.issubdtype(values.dtype, np.floating) else np.iinfo(values.dtype).min
         highest = np.full(num, lowest, values.dtype)
         np.maximum.at(highest, nodes, values)
         best = values == highest[nodes]
@@ -449,7 +450,7 @@ def connected_components(num: int, joins: np.ndarray, first: np.ndarray) -> np.n
 def _roots(num: int, joins: np.ndarray) -> np.ndarray:
     """Return the lowest node of the component of each of `num` nodes.
 
-    Every round hooks each root to the lowest root beside it, which removes at least half of the roots with a neighbour.
+    Every round hooks each root to its lowest neighbour, which removes at least half of the roots with a neighbour.
     """
     root = np.arange(num)
     while True:

@@ -35,9 +35,9 @@ from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.reporting.comparison import Subject
+from volpipe.reporting.comparison import ShownOutput
 from volpipe.reporting.histogram import read_sizes, sizes_chart
-from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.growth import grown_from
 from volpipe.runs.input_comparison import InputComparison, compare
@@ -86,7 +86,7 @@ log = logging.getLogger(__name__)
 
 
 class SegmentSchedule(OutputSchedule[SegmentPlan]):
-    """The stages of a segmentation, and what releases what; `feed` is the volume, where other work writes it."""
+    """The stages of a segmentation, and which units release which; `feed` is the volume, where other work writes it."""
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
         num_blocks = len(plan.blocks)
@@ -171,12 +171,12 @@ class SegmentationResult(WorkReport):
     Attributes:
         num_objects: rows of the table, 0 before there is one.
         stage_seconds: of workers, by stage, over all sessions.
-        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
     """
 
+    makes_volume: ClassVar[bool] = True
+    computing: ClassVar[str] = "pieces"
     num_objects: int = 0
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    updates: tuple[Updated, ...] = ()
 
     @property
     def out(self) -> str:
@@ -272,20 +272,20 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Return the sizes of objects as well; see `OutputWork`."""
         return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
 
-    def subject(self, array: SegmentPlan, schedule: Schedule) -> Subject | None:
+    def subject(self, array: SegmentPlan, schedule: Schedule) -> ShownOutput | None:
         assert isinstance(schedule, SegmentSchedule)
         at = middle_of_done(self.plan.blocks, schedule.paint.done)
-        return Subject(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
+        return ShownOutput(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
 
     def _sizes(self) -> list[Item]:
         objects = objects_of(self.folder)
         if objects is None:
-            return [Note("The objects are not known yet.")]
+            return [Sentence("The objects are not known yet.")]
         if not objects.num_objects:
-            return [Note("There are no objects.", "warning")]
+            return [Sentence("There are no objects.", "warning")]
         table = self.folder.path / TABLE
         crumbs = crumb_note(table, objects.num_objects, self.plan)
-        return [sizes_chart(table, objects.num_objects), *([Note(crumbs)] if crumbs else [])]
+        return [sizes_chart(table, objects.num_objects), *([Sentence(crumbs)] if crumbs else [])]
 
     def facts(self) -> dict[str, str]:
         """Return how objects are found, and in which blocks."""
@@ -457,7 +457,7 @@ def crumb_note(table: Path, num_objects: int, plan: SegmentPlan) -> str:
     if not num:
         return ""
     objects, advice = plan.recipe.objects, []
-    if objects.method == "watershed" and objects.agglomerate == "mean" and not objects.small_voxels:
+    if objects.is_watershed and not objects.is_mutex and not objects.small_voxels:
         advice.append("objects.small_voxels=1000 joins small ones to a neighbour")
     if objects.min_voxels < CRUMB:
         advice.append(f"objects.min_voxels={CRUMB} leaves them out")
@@ -474,7 +474,7 @@ def segment(
     Args:
         plan: from `plan_segmentation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
-        listener: whom to tell; one that asks for an estimate gets it before the first task of a new segmentation.
+        listener: gets the progress; one that asks for an estimate gets it before the first task of a new segmentation.
 
     Raises:
         RunError: another run's folder or output is in the way.

@@ -11,7 +11,7 @@ its block and a small halo alone, and any blocks give the same supervoxels::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,10 +87,8 @@ class BlockContext:
 def find_fragments(plan: SegmentPlan, reader: Readable, block: int) -> Fragments:
     """Return the fragments of `block`, from its `SegmentPlan.input_box` in `reader`."""
     context = load_context(plan, reader, plan.blocks.box(block))
-    if plan.recipe.objects.method == "components":
-        ids, joins = components(context, to_byte(plan.recipe.objects.threshold))
-    else:
-        ids, joins = basins(context)
+    objects = plan.recipe.objects
+    ids, joins = basins(context) if objects.is_watershed else components(context, to_byte(objects.threshold))
     return Fragments(ids, joins, tabulate(ids, context))
 
 
@@ -102,8 +100,7 @@ def to_byte(share: float) -> int:
 def load_context(plan: SegmentPlan, reader: Readable, core: Box) -> BlockContext:
     """Return the block `core` of the input with its context."""
     objects = plan.recipe.objects
-    is_watershed = objects.method == "watershed"
-    passes = objects.smooth if is_watershed else (0, 0, 0)
+    passes = objects.smooth if objects.is_watershed else (0, 0, 0)
     outer = core.grown((1, 1, 1)) & plan.box
     wide = outer.grown(tuple(n + 1 for n in passes)) & plan.box
     probabilities = read_probabilities(plan, reader, wide)
@@ -111,9 +108,9 @@ def load_context(plan: SegmentPlan, reader: Readable, core: Box) -> BlockContext
     height = heights(near, wide, plan.shape)
     inner = outer.relative_to(wide.start).slices
     inside = height[inner] >= math.ceil(objects.background * FULL * WHOLE)
-    if plan.recipe.input.kind != "affinities" and not is_watershed:
+    if not (plan.recipe.input.is_affinities or objects.is_watershed):
         inside &= probabilities[0][inner] >= to_byte(objects.threshold)
-    peaks = smooth(height, passes)[inner] if is_watershed else None
+    peaks = smooth(height, passes)[inner] if objects.is_watershed else None
     if peaks is not None:
         peaks[~inside] = -1
     return BlockContext(
@@ -137,10 +134,10 @@ def components(context: BlockContext, least: int) -> tuple[np.ndarray, np.ndarra
     import cc3d
     import fastremap
 
-    inside = _inner(context.inside)
+    inside = _without_frame(context.inside)
     graph = np.zeros(inside.shape, np.uint8)
     for axis in range(3):
-        joined = (_inner(context.near[axis]) >= least) & inside & _moved(context.inside, axis, -1)
+        joined = (_without_frame(context.near[axis]) >= least) & inside & _neighbours(context.inside, axis, -1)
         joined[at(axis, 0)] = False
         graph |= joined.astype(np.uint8) << np.uint8(2 * axis + 1)  # cc3d: towards lower, then higher indices
         here, before = pair(axis)
@@ -148,20 +145,19 @@ def components(context: BlockContext, least: int) -> tuple[np.ndarray, np.ndarra
     labels = np.ascontiguousarray(cc3d.color_connectivity_graph(graph, connectivity=6))
     labels[~inside] = 0
     ids = fastremap.renumber(labels, in_place=True)[0].astype(np.uint32)
-    return ids, _joined(_low_faces(context, ids, least))
-
-
-def _low_faces(context: BlockContext, ids: np.ndarray, least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    pairs = []
     for axis, stride in enumerate(context.strides):
         face = _face(ids.shape, axis, -1)
-        joined = (_inner(context.near[axis]) >= least)[face.slices] & _moved(context.inside, axis, -1)[face.slices]
+        near, is_inside = _without_frame(context.near[axis]), _neighbours(context.inside, axis, -1)
+        joined = (near >= least)[face.slices] & is_inside[face.slices]
         joined &= ids[face.slices] > 0
-        yield ids[face.slices][joined], context.numbers(face)[joined] - stride
+        pairs.append((ids[face.slices][joined], context.numbers(face)[joined] - stride))
+    return ids, _pairs_of(pairs)
 
 
 def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and joins, as in Fragments, of the basins of a watershed by steepest ascent."""
-    inside = _inner(context.inside)
+    inside = _without_frame(context.inside)
     codes = _steepest(context)
     shape = inside.shape
     strides = (shape[1] * shape[2], shape[2], 1)
@@ -169,16 +165,19 @@ def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
     moves.insert(ITSELF, 0)
     own = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     target = own + np.array(moves, np.int32).take(codes)
-    leaving = list(_leaving(codes, context))
-    for face, leaves, _ in leaving:
+    leaving = []  # of each face its box, a mask of the voxels that lead out of the block, and the step of their number
+    for index, (axis, step) in enumerate(STEPS):
+        face = _face(codes.shape, axis, step)
+        leaves = codes[face.slices] == index + (index >= ITSELF)
+        leaving.append((face, leaves, step * context.strides[axis]))
         target[face.slices][leaves] = own[face.slices][leaves]
-    root = _roots(target.ravel())
+    root = _ends_of_paths(target.ravel())
     is_root = (root == own.ravel()) & inside.ravel()
     number = np.cumsum(is_root, dtype=np.uint32)
     ids = number.take(root).reshape(shape)
     ids *= inside
     exits = ((ids[f.slices][leaves], context.numbers(f)[leaves] + move) for f, leaves, move in leaving)
-    return ids, _joined(exits)
+    return ids, _pairs_of(exits)
 
 
 def _steepest(context: BlockContext) -> np.ndarray:
@@ -190,11 +189,14 @@ def _steepest(context: BlockContext) -> np.ndarray:
     """
     assert context.height is not None
     height, near = context.height, context.near
-    own, affinities = _flat(height), [_flat(near[axis], axis, max(0, step)) for axis, step in STEPS]
+    own, affinities = (
+        _neighbours_flat(height),
+        [_neighbours_flat(near[axis], axis, max(0, step)) for axis, step in STEPS],
+    )
     inside, least = own >= 0, _highest(affinities) >> 1
     ups, strengths = [], []
     for (axis, step), affinity in zip(STEPS, affinities, strict=True):
-        there = _flat(height, axis, step)
+        there = _neighbours_flat(height, axis, step)
         is_up = there > own if step < 0 else there >= own
         is_up &= inside
         is_up &= affinity >= least
@@ -203,16 +205,16 @@ def _steepest(context: BlockContext) -> np.ndarray:
     strongest = _highest(strengths)
     ranks, best = (height + 1) << CODE_BITS, np.full(own.shape, ITSELF, np.int32)
     for number, (axis, step) in enumerate(STEPS):
-        rank = _flat(ranks, axis, step) | np.int32(number + (number >= ITSELF))
+        rank = _neighbours_flat(ranks, axis, step) | np.int32(number + (number >= ITSELF))
         rank *= ups[number] & (affinities[number] == strongest)
         np.maximum(best, rank, out=best)
     best &= (1 << CODE_BITS) - 1
     codes = np.empty(height.shape, np.uint8)
-    _flat(codes)[:] = best
-    return np.ascontiguousarray(_inner(codes))
+    _neighbours_flat(codes)[:] = best
+    return np.ascontiguousarray(_without_frame(codes))
 
 
-def _flat(framed: np.ndarray, axis: int = 0, step: int = 0) -> np.ndarray:
+def _neighbours_flat(framed: np.ndarray, axis: int = 0, step: int = 0) -> np.ndarray:
     """Return the values (voxels,) at one `step` on `axis` from the inner voxels of `framed`, and from those between.
 
     One range takes in all rows of inner voxels, so that numpy goes through them as fast as it can.
@@ -230,15 +232,7 @@ def _highest(values: Sequence[np.ndarray]) -> np.ndarray:
     return highest
 
 
-def _leaving(codes: np.ndarray, context: BlockContext) -> Iterator[tuple[Box, np.ndarray, int]]:
-    """Yield for each face its box, a mask of the voxels that lead out of the block, and by how much their number."""
-    for number, (axis, step) in enumerate(STEPS):
-        face = _face(codes.shape, axis, step)
-        code = number + (number >= ITSELF)
-        yield face, codes[face.slices] == code, step * context.strides[axis]
-
-
-def _roots(target: np.ndarray) -> np.ndarray:
+def _ends_of_paths(target: np.ndarray) -> np.ndarray:
     """Return the root of each voxel by following `target`, int32; roots lead to themselves."""
     while True:
         farther = target.take(target)
@@ -247,7 +241,7 @@ def _roots(target: np.ndarray) -> np.ndarray:
         target = farther
 
 
-def _joined(parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def _pairs_of(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     pairs = [np.stack([ids.astype(np.int64), targets], axis=1) for ids, targets in parts]
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 
@@ -258,11 +252,11 @@ def _face(shape: tuple[int, ...], axis: int, step: int) -> Box:
     return Box(start, tuple(s + 1 if a == axis else n for a, (s, n) in enumerate(zip(start, shape, strict=True))))
 
 
-def _inner(framed: np.ndarray) -> np.ndarray:
+def _without_frame(framed: np.ndarray) -> np.ndarray:
     return framed[1:-1, 1:-1, 1:-1]
 
 
-def _moved(framed: np.ndarray, axis: int, step: int) -> np.ndarray:
+def _neighbours(framed: np.ndarray, axis: int, step: int) -> np.ndarray:
     """Return the values of `framed` at one `step` on `axis` from each inner voxel."""
     return framed[tuple(slice(1 + step * (a == axis), n - 1 + step * (a == axis)) for a, n in enumerate(framed.shape))]
 

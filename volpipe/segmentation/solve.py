@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from volpipe.geometry.grid import Box, Shape
-from volpipe.recipes.segmentation import Objects
+from volpipe.recipes.segmentation import ObjectRules
 from volpipe.segmentation.agglomerate import BATCH, ONE_BY_ONE_BYTES, agglomerate, connected_components, rule_of
 from volpipe.segmentation.boxes import border
 from volpipe.segmentation.edges import NO_PAIR, Edges
@@ -30,7 +30,7 @@ EDGE_BYTES = {"mean": 300, "mutex": 520}
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPart:
     """The undecided part of the graph of a box; of a block, all of it.
 
     Nodes are numbered from 0. In `joins` and `pairs` a node n is ~n, and a fragment its id, which is above 0.
@@ -56,13 +56,13 @@ class Part:
     @classmethod
     def from_block(
         cls, block: int, table: np.ndarray, joins: np.ndarray, pairs: np.ndarray, sums: np.ndarray, first: np.ndarray
-    ) -> Part:
+    ) -> GraphPart:
         """Return the graph of a block, whose joins and pairs are of fragments by their ids."""
         number = np.arange(len(table))
         return cls(table, (block << 32) + 1 + number, number, table[:, 2:8], joins, pairs, sums, first)
 
     @classmethod
-    def joined(cls, parts: Iterable[Part]) -> Part:
+    def joined(cls, parts: Iterable[GraphPart]) -> GraphPart:
         """Return the graphs of several boxes as one, its nodes in their order.
 
         The columns of parts that nobody else holds are freed one after the other.
@@ -89,7 +89,7 @@ class Solved:
         objects: (objects, columns), int64: the table of the final objects, in the order of their first voxels.
     """
 
-    rest: Part
+    rest: GraphPart
     target: np.ndarray
     objects: np.ndarray
 
@@ -102,7 +102,7 @@ class Frame:
         box: of the graph, in voxels (z, y, x).
         shape: of the volume.
         reach: how far from a face in voxels (z, y, x) a fragment may have a neighbour beyond it.
-        has_blocks: tells of numbers of blocks whether they lie in `box`.
+        has_blocks: returns for numbers of blocks whether they lie in `box`.
     """
 
     box: Box
@@ -111,11 +111,11 @@ class Frame:
     has_blocks: Callable[[np.ndarray], np.ndarray]
 
     def is_border(self, bounds: np.ndarray) -> np.ndarray:
-        """Return for each of `bounds`, as in Part, whether it may have neighbours outside."""
+        """Return for each of `bounds`, as in GraphPart, whether it may have neighbours outside."""
         return border(bounds, self.box, self.shape, self.reach)
 
 
-def solve(part: Part, frame: Frame, choice: Objects, *, most_edges: int = NO_PAIR) -> Solved:
+def solve(part: GraphPart, frame: Frame, choice: ObjectRules, *, most_edges: int = NO_PAIR) -> Solved:
     """Return the final objects of a box, and what is handed up.
 
     Args:
@@ -133,7 +133,7 @@ def solve(part: Part, frame: Frame, choice: Objects, *, most_edges: int = NO_PAI
     graph, edges = _Graph.of(columns, frame)
     is_open = np.ones(graph.num_owners, bool)
     is_open[: len(graph.rows)] = frame.is_border(graph.rows[:, 2:8])
-    if choice.method != "watershed":
+    if not choice.is_watershed:
         return _split(graph, edges, is_open, choice.min_voxels)
     rule = rule_of(choice)
     merged, edges = agglomerate(edges, rule, is_open, graph.voxels, most_edges=most_edges)
@@ -153,7 +153,7 @@ class _Graph:
         owner: (nodes and fragments outside,), int64: the owner of each.
         outside: (fragments,), int64: their ids, ascending.
         joins: (joins, 2), int64: of one supervoxel, by number.
-        ids, nodes, bounds: as in Part, of the fragments at the faces of the box.
+        ids, nodes, bounds: as in GraphPart, of the fragments at the faces of the box.
     """
 
     rows: np.ndarray
@@ -231,7 +231,7 @@ def _split(graph: _Graph, edges: Edges, is_kept: np.ndarray, min_voxels: int) ->
     joins = graph.owner[graph.joins]
     joins = np.unique(joins[joins.max(axis=1, initial=0) >= num], axis=0) if len(joins) else joins
     target = target[graph.owner[: len(graph.owner) - len(graph.outside)]]
-    rest = Part(
+    rest = GraphPart(
         rows[kept],
         graph.ids,
         target[graph.nodes],
@@ -257,9 +257,9 @@ def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
     return rows
 
 
-def bytes_needed(num_nodes: int, num_joins: int, num_edges: int, choice: Objects) -> int:
+def bytes_needed(num_nodes: int, num_joins: int, num_edges: int, choice: ObjectRules) -> int:
     """Return an upper bound of the memory of `solve`, in bytes, if few nodes in a row are merged one by one."""
-    if choice.method != "watershed":
+    if not choice.is_watershed:
         return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES
     edges = num_edges * EDGE_BYTES[choice.agglomerate] + min(num_edges, BATCH) * ONE_BY_ONE_BYTES
     return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES + edges

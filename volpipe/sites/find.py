@@ -75,7 +75,7 @@ def find_site(name: str) -> Callable[[Path], Config]:
     Raises:
         SiteError: no such site, or its file cannot be loaded.
     """
-    config = _given(name)
+    config = _config_of(name)
     return lambda run_dir: _configure(name, config, run_dir)
 
 
@@ -86,11 +86,11 @@ def try_site(name: str, run_dir: Path) -> Config:
         SettingsError: its settings are wrong.
         SiteError: no such site, or one that gives no configuration; the message says which and why.
     """
-    config = _given(name)
+    config = _config_of(name)
     return _configure(name, config, run_dir) if callable(config) else config  # a ready one would keep the folder
 
 
-def _given(name: str) -> Config | Callable[[str], Config]:
+def _config_of(name: str) -> Config | Callable[[str], Config]:
     """Return `config` of the file of the site `name`."""
     module = _module(name)
     if not hasattr(module, "config"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from volpipe.sites.node_facts import Facts
+from volpipe.sites.node_facts import NodeFacts
 
 PACKAGES = ("volpipe", "parsl", "torch", "tensorstore", "numpy", "zarr", "z5py")
 EXACT = ("volpipe", "parsl")  # what travels between them has no version of its own
@@ -38,7 +38,7 @@ class Answer:
 
     label: str
     gpus: Gpus
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
     trouble: str = ""
     start_seconds: float = 0.0
 
@@ -57,7 +57,7 @@ class Checked:
 
     folder: str
     volume: str
-    here: Facts
+    here: NodeFacts
     answers: Sequence[Answer] = ()
     kept: str = ""
 
@@ -82,7 +82,7 @@ def release(version: str) -> str:
     return ".".join(version.partition("+")[0].split(".")[:2])
 
 
-def differs(name: str, here: Facts, there: Facts) -> bool:
+def differs(name: str, here: NodeFacts, there: NodeFacts) -> bool:
     """Return whether a package has another version there; a build's name, as in 2.13.0+cpu, does not count."""
     own, other = here["versions"].get(name), there["versions"].get(name)
     return own is None or other is None or own.partition("+")[0] != other.partition("+")[0]
@@ -93,13 +93,7 @@ def _of_answer(answer: Answer, checked: Checked) -> Iterator[Finding]:
         logs = f" (logs: {checked.kept})" if checked.kept else ""
         yield Finding(f"{answer.label}: {answer.trouble}{logs}")
         return
-    there = answer.facts
-    yield from _of_versions(answer.label, checked.here, there)
-    yield from _of_place(answer.label, there, checked)
-    yield from _of_gpus(answer, there)
-
-
-def _of_versions(label: str, here: Facts, there: Facts) -> Iterator[Finding]:
+    label, here, there = answer.label, checked.here, answer.facts
     remedy = "let the site start workers in an environment like this one (worker_init, or the image)"
     where = f"on {there['host']} ({there['executable']})"
     if release(here["python"]) != release(there["python"]):
@@ -111,9 +105,11 @@ def _of_versions(label: str, here: Facts, there: Facts) -> Iterator[Finding]:
             yield Finding(f"{label}: {name} is {other} {where} and {own} here; {remedy}", is_fault)
     if here["versions"].get("volpipe") == there["versions"].get("volpipe") and here["code"] != there["code"]:
         yield Finding(f"{label}: volpipe is other code {where} than here, under the same version; {remedy}")
+    yield from _of_place(label, there, checked)
+    yield from _of_gpus(answer, there)
 
 
-def _of_place(label: str, facts: Facts, checked: Checked) -> Iterator[Finding]:
+def _of_place(label: str, facts: NodeFacts, checked: Checked) -> Iterator[Finding]:
     where = "here" if facts is checked.here else f"on {facts['host']}"
     for name, why in facts["broken"].items():
         yield Finding(f"{label}: {name} cannot be imported {where}: {why}; install it for {facts['executable']}")
@@ -143,7 +139,7 @@ def _of_place(label: str, facts: Facts, checked: Checked) -> Iterator[Finding]:
         )
 
 
-def _of_gpus(answer: Answer, there: Facts) -> Iterator[Finding]:
+def _of_gpus(answer: Answer, there: NodeFacts) -> Iterator[Finding]:
     if there["gpus"] or answer.gpus is Gpus.NONE:
         return
     if answer.gpus is Gpus.WAIVED:

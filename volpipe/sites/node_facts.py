@@ -24,7 +24,7 @@ from typing import TypedDict
 SHM = "/dev/shm"
 
 
-class Part(TypedDict):
+class VolumeBox(TypedDict):
     """A box of a volume: `path` and `key` as of a Volume, `start` and `stop` in voxels (z, y, x)."""
 
     path: str
@@ -47,11 +47,11 @@ class Question(TypedDict):
     packages: list[str]
     version: str
     mark: str
-    part: Part | None
+    part: VolumeBox | None
     try_gpus: bool
 
 
-class Facts(TypedDict):
+class NodeFacts(TypedDict):
     """The facts of a worker; errors are "" where there was none.
 
     Attributes:
@@ -86,7 +86,7 @@ class Facts(TypedDict):
     seconds: float
 
 
-def examine(question: Question) -> Facts:
+def examine(question: Question) -> NodeFacts:
     """Return the facts of this process; a fault that it finds is no error."""
     started = time.monotonic()
     versions, broken = find_versions(question["packages"])
@@ -191,7 +191,7 @@ def try_folder(mark: Path) -> str:
     return ""
 
 
-def try_volume(part: Part | None, version: str | None, wanted: str) -> tuple[str, str]:
+def try_volume(part: VolumeBox | None, version: str | None, wanted: str) -> tuple[str, str]:
     """Return the hash of the voxels of `part`, and why they cannot be read.
 
     Args:

@@ -48,8 +48,8 @@ class Rods:
         fields = (self.start[:, index], self.along[:, index], self.length[index], self.radius[index])
         return Rods(*fields, self.cell[index], self.mitochondrion[index], self.roots)
 
-    def seen_from(self, origin: Array) -> Rods:
-        """Return the same rods in coordinates that count from `origin` (3,) nm."""
+    def counted_from(self, origin: Array) -> Rods:
+        """Return the rods in coordinates that count from `origin` (3,) nm."""
         return replace(self, start=self.start - origin[:, None])
 
     def deciding(self, point: Axes) -> Rods:
@@ -60,8 +60,8 @@ class Rods:
         distance, spread = self._from_centre(point)
         distance -= self.radius
         first = distance.argmin()
-        rival = np.where(self.cell == self.cell[first], np.inf, distance).min()
-        limit = min(rival, distance[first] + 2 * RANGE)
+        other = np.where(self.cell == self.cell[first], np.inf, distance).min()
+        limit = min(other, distance[first] + 2 * RANGE)
         return self[np.flatnonzero(distance <= limit + 2 * spread)]
 
     def filled(self, point: Axes) -> Rods:
@@ -91,12 +91,15 @@ def axis_distance(point: Axes, start: Array, along: Array, length: Array) -> Arr
 
 def rods_near(seed: int, low: Array, high: Array) -> Rods:
     """Return every rod that can decide a point between `low` and `high` (3,) nm, before bending."""
-    reach = _reach()
+    reach = _farthest_rod()
     first = np.floor((low - reach) / _NODE_SPACING).astype(np.int64) - 1
     last = np.floor((high + reach) / _NODE_SPACING).astype(np.int64) + 1
     grid = np.meshgrid(*(np.arange(a, b + 1) for a, b in zip(first, last, strict=True)), indexing="ij")
     nodes = np.stack([axis.ravel() for axis in grid])
-    roots, cell = np.unique(_chain_end(seed, nodes), axis=1, return_inverse=True)
+    ends = nodes  # of the chain of each node, which identify the cell
+    for _ in range(_MAX_CHAIN):
+        ends = _next_node(seed, ends)
+    roots, cell = np.unique(ends, axis=1, return_inverse=True)
     order = np.argsort(cell.ravel(), kind="stable")
     nodes, cell = nodes[:, order], cell.ravel()[order]
 
@@ -111,7 +114,7 @@ def rods_near(seed: int, low: Array, high: Array) -> Rods:
     return Rods(start, along, length, radius, cell, _mitochondrion_radius(seed, nodes, share), roots)
 
 
-def _reach() -> float:
+def _farthest_rod() -> float:
     """Return how far in nm a rod may lie from a point and still count there.
 
     A point is within (0.2 + 0.6) * sqrt(3) edges of the node in its own cube, plus its shift by bending;
@@ -143,16 +146,9 @@ def _next_node(seed: int, nodes: Array) -> Array:
     return np.where(uniform(seed, Stream.ROOT, nodes) < _ROOT_SHARE, nodes, nodes + step)
 
 
-def _chain_end(seed: int, nodes: Array) -> Array:
-    """Return the node (3, n) at the end of each node's chain; it identifies the cell."""
-    for _ in range(_MAX_CHAIN):
-        nodes = _next_node(seed, nodes)
-    return nodes
-
-
 def number_cells(roots: Array, shape: tuple[int, int, int], voxel_size_nm: tuple[float, float, float]) -> Array:
     """Return the label (n,) uint64 of the cells that end at `roots`: their place in the volume's lattice."""
-    reach = np.ceil(_reach() / _NODE_SPACING) + _MAX_CHAIN + 2
+    reach = np.ceil(_farthest_rod() / _NODE_SPACING) + _MAX_CHAIN + 2
     size = np.array(shape) * np.array(voxel_size_nm)
     low = -int(reach)
     count = (np.ceil(size / _NODE_SPACING) + 2 * reach).astype(np.int64)

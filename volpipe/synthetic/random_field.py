@@ -52,7 +52,7 @@ def _mix(h: Array) -> Array:
     return h
 
 
-def _hash(seed: int, stream: int, z: Array, y: Array, x: Array) -> Array:
+def _lattice_hash(seed: int, stream: int, z: Array, y: Array, x: Array) -> Array:
     """Return random uint64 at int64 lattice points; the arrays broadcast."""
     h = np.full(1, (seed * 0x9E3779B97F4A7C15 + stream * 0xD1342543DE82EF95) % 2**64, np.uint64)
     for axis in (z, y, x):
@@ -62,7 +62,7 @@ def _hash(seed: int, stream: int, z: Array, y: Array, x: Array) -> Array:
 
 def uniform(seed: int, stream: int, at: Array) -> Array:
     """Return random float64 in [0, 1) at lattice points `at` (3, ...)."""
-    return _fraction(_hash(seed, stream, at[0], at[1], at[2]))
+    return _fraction(_lattice_hash(seed, stream, at[0], at[1], at[2]))
 
 
 def _fraction(h: Array) -> Array:
@@ -79,7 +79,7 @@ def smooth(seed: int, stream: int, at: Axes, spacing: float) -> Array:
     """
     taps = [_spline(axis, spacing) for axis in at]
     z, y, x = (np.arange(nodes.min() - 1, nodes.max() + 2) for nodes, _ in taps)
-    lattice = _hash(seed, stream, z[:, None, None], y[None, :, None], x[None, None, :])
+    lattice = _lattice_hash(seed, stream, z[:, None, None], y[None, :, None], x[None, None, :])
     values = (_fraction(lattice) * 2.0 - 1.0).astype(np.float32)
     for dim, origin in ((2, x[0]), (1, y[0]), (0, z[0])):
         nodes, weights = taps[dim]
@@ -104,7 +104,7 @@ def _spline(positions: Array, spacing: float) -> tuple[Array, list[Array]]:
 def white_noise(seed: int, box: Box) -> Array:
     """Return white noise of `box` (z, y, x), float32, mean 0, deviation 1: the sum of a hash's bytes."""
     z, y, x = voxels(box)
-    rows = _hash(seed, Stream.NOISE, z[:, None], y[None, :], np.zeros(1, np.int64)).astype(np.uint32)
+    rows = _lattice_hash(seed, Stream.NOISE, z[:, None], y[None, :], np.zeros(1, np.int64)).astype(np.uint32)
     h = rows[:, :, None] ^ x.astype(np.uint32)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # lowbias32, C. Wellons, 2018
         h ^= h >> np.uint32(shift)

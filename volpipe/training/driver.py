@@ -28,7 +28,7 @@ from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
 from volpipe.blockwise.work import POOL, RELEASED, Steps, numbered
 from volpipe.errors import NOTICE, RecipeError, RunError, RunStopped, SiteError, VolumeError
-from volpipe.nets.files import PACKAGE, is_program, kind_of
+from volpipe.nets.files import file_kind
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
@@ -215,13 +215,13 @@ def training_work(
         return {"training_steps": {"done": done, "left": max(0, steps - done)}}
 
     return HeldWork(
-        "training", folder, claim=partial(_claim, folder, training, known, fresh=fresh, same_input=same_input),
-        held_steps=partial(_held_steps, folder, training, on_step), page=partial(training_page, folder),
+        "training", folder, claim=partial(_claim_training, folder, training, known, fresh=fresh, same_input=same_input),
+        held_steps=partial(_take_steps, folder, training, on_step), page=partial(training_page, folder),
         witnesses=lambda: [folder.path / LOSSES, folder.journal], counts=counts,
     )  # fmt: skip
 
 
-def _claim(
+def _claim_training(
     folder: RunFolder, training: Training, known: dict[Volume, Identity] | None, *, fresh: bool, same_input: bool
 ) -> None:
     """Refuse the folder of another recipe's training as well, or of other volumes; clear one without a checkpoint.
@@ -252,7 +252,7 @@ def _claim(
         raise
     if changed := input_changes(file, inputs, accept=same_input) if may_continue else {}:
         check_recipes([recipe], Path(training.search_path))
-        (folder.path / WEIGHTS).unlink(missing_ok=True)  # first, for they tell that it is complete
+        (folder.path / WEIGHTS).unlink(missing_ok=True)  # first, for by them it is complete
         further = training.resumed(folder.path).continued(newest_step(folder.path), changed)
         steps, last = further.recipe.train.steps, further.rounds[-1]
         log.warning("the training continues to step %d, %s", steps, last, extra=NOTICE)
@@ -270,10 +270,10 @@ def check_continued(folder: Path, training: Training) -> None:
         old.check_same(training, step)
 
 
-def _held_steps(
+def _take_steps(
     folder: RunFolder, training: Training, on_step: OnStep, session: str, presence: Presence
 ) -> Steps[TrainingResult]:
-    """Take the steps that are left, and return how that ended."""
+    """Take the steps that are left, and return the result."""
     path = folder.path
     training = training.resumed(path)
     recipe = training.recipe
@@ -380,9 +380,9 @@ class _Attempts:
                 log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, self.ranks, reason)
 
     def _line_of(self, rank: int, task: Task) -> Record[Any]:  # Any: a result, or an attempt
-        """Return the line of a journal for what a rank did in the newest attempt."""
+        """Return the record of a rank's newest attempt for the journal."""
         error = task.exception()
-        if error is not None:  # its worker was lost
+        if error is not None:  # its worker ended
             usage, reason = (
                 Usage(started=self.sent, seconds=time.time() - self.sent),
                 f"{type(error).__name__}: {error}",
@@ -394,7 +394,7 @@ class _Attempts:
         return Record(STAGE, (), result=Attempt((rank,), reason, self.num_sent), usage=usage)
 
     def _abandon(self, attempt: str) -> None:
-        """Let ranks of an attempt that still run end, and those that wait for a worker not begin."""
+        """Write the file that ends the running ranks of `attempt`, and keeps waiting ones from beginning."""
         try:
             (self.folder / ABANDONED).write_text(attempt, encoding="utf-8")
         except OSError as error:  # they notice by themselves, later
@@ -402,7 +402,7 @@ class _Attempts:
 
 
 def joined(tasks: Sequence[Task], on_failure: Callable[[], None]) -> Task:
-    """Return the outcome of all ranks, as of one unit: that of the rank to blame.
+    """Return a task with the outcome of all ranks: that of the rank which is to blame.
 
     `on_failure` is called as one fails while others run.
     """
@@ -428,7 +428,7 @@ def joined(tasks: Sequence[Task], on_failure: Callable[[], None]) -> Task:
 
 
 def _blame(task: Task) -> int:
-    """Return how much a rank is to blame for the end of its attempt: 0 not, 1 it lost another rank, 2 it was lost."""
+    """Return a rank's blame for the end of its attempt: 0 none, 1 another ended, 2 its worker ended, 3 or 4 failed."""
     if task.exception() is not None:
         return 2
     record = task.result()
@@ -445,11 +445,9 @@ def check_trainable(choice: NetChoice) -> None:
     Raises:
         RecipeError: with the kind of the file.
     """
-    if is_program(choice.name):
-        kind = kind_of(choice.name)
-        kind = kind if kind == PACKAGE else f"a file of {kind}"
+    if (kind := file_kind(choice.name)) is not None:
         raise RecipeError(
-            f"net {choice.name} is {kind}, which can be run but not trained; "
+            f"net {choice.name} is {kind.what}, which can be run but not trained; "
             "give a net as code, such as net.name = file.py:function, and weights to start from as net.weights"
         )
 

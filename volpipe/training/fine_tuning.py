@@ -39,7 +39,7 @@ OPEN = "open"  # the held-out box of a recipe, until the volume is
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingWeights:
     """Weights to begin with: `run` is the recipe that runs them, `training` the one that they were trained by."""
 
     name: str
@@ -47,7 +47,7 @@ class Start:
     training: TrainRecipe
 
     @classmethod
-    def find(cls, name: str) -> Start:
+    def find(cls, name: str) -> StartingWeights:
         """Return the weights of the shipped recipe `name`, or of the training in a folder.
 
         Raises:
@@ -77,7 +77,7 @@ class Start:
 
 
 def fine_tuning(
-    start: Start, path: str, labels: str | None, settings: Sequence[str], search_path: str,
+    start: StartingWeights, path: str, labels: str | None, settings: Sequence[str], search_path: str,
     old: TrainRecipe | None = None,
 ) -> TrainRecipe:  # fmt: skip
     """Return the recipe of a training that begins with the weights of `start`.
@@ -102,12 +102,12 @@ def fine_tuning(
     if recipe.train.steps != steps:
         recipe = _typed(start, data, settings, recipe.train.steps)
     if old is not None and old.data[0].path == recipe.data[0].path:
-        return _filled(recipe, start, old)
-    return _filled(recipe, start, _chosen(recipe, start, search_path))
+        return _with_values_of(recipe, start, old)
+    return _with_values_of(recipe, start, _with_choices(recipe, start, search_path))
 
 
-def _typed(start: Start, data: Data, settings: Sequence[str], steps: int) -> TrainRecipe:
-    """Return the recipe for so many `steps`, what depends on the volume still open."""
+def _typed(start: StartingWeights, data: Data, settings: Sequence[str], steps: int) -> TrainRecipe:
+    """Return the recipe for so many `steps`; keys that depend on the volume are still open."""
     old = start.training
     tree: dict[str, Any] = old.model_dump(mode="json")  # Any: TOML values
     tree |= {"data": [data.model_dump()], **start.run.model_dump(mode="json", include={"net", "normalise"})}
@@ -118,7 +118,7 @@ def _typed(start: Start, data: Data, settings: Sequence[str], steps: int) -> Tra
     return typed(TrainRecipe, tree, f"the fine-tuning of {start.name}", settings)
 
 
-def _filled(recipe: TrainRecipe, start: Start, known: TrainRecipe) -> TrainRecipe:
+def _with_values_of(recipe: TrainRecipe, start: StartingWeights, known: TrainRecipe) -> TrainRecipe:
     """Return `recipe` with what `known` has, where no setting says otherwise."""
     first, changes = recipe.data[0], dict[str, object]()
     if first.held_out == OPEN:
@@ -131,7 +131,7 @@ def _filled(recipe: TrainRecipe, start: Start, known: TrainRecipe) -> TrainRecip
     return recipe.model_copy(update=changes)
 
 
-def _chosen(recipe: TrainRecipe, start: Start, search_path: str) -> TrainRecipe:
+def _with_choices(recipe: TrainRecipe, start: StartingWeights, search_path: str) -> TrainRecipe:
     """Return `recipe` with a held-out box, grey levels and noise for its volume; the first two are said.
 
     Raises:
@@ -156,8 +156,8 @@ def _chosen(recipe: TrainRecipe, start: Start, search_path: str) -> TrainRecipe:
     return recipe.model_copy(update={"data": (first, *recipe.data[1:])})
 
 
-def _with_grey_levels(recipe: TrainRecipe, start: Start, volume: Volume) -> TrainRecipe:
-    """Return `recipe` with the grey levels that a run would take for -1 and 1, in numbers, by a sample of `volume`.
+def _with_grey_levels(recipe: TrainRecipe, start: StartingWeights, volume: Volume) -> TrainRecipe:
+    """Return `recipe` with the grey levels of `volume`, by a sample, that a run would map to -1 and 1.
 
     Those that the volumes of `start` had stay where the net would see such numbers of this one, too.
     """

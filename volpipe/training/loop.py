@@ -83,15 +83,15 @@ class TrainState:
     begun: int = 0
 
     @property
-    def _parts(self) -> dict[str, Any]:  # Any: of torch's and ours, which share no class
+    def _stateful_parts(self) -> dict[str, Any]:  # Any: of torch's and ours, which share no class
         parts = {"net": self.net, "average": self.average, "optimiser": self.optimiser, "scaler": self.scaler}
         return parts if self.discriminator is None else parts | {"judge": self.discriminator}
 
     def state_dict(self) -> dict[str, Any]:  # Any: tensors and numbers
-        return {"step": self.step} | {name: part.state_dict() for name, part in self._parts.items()}
+        return {"step": self.step} | {name: part.state_dict() for name, part in self._stateful_parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
-        for name, part in self._parts.items():
+        for name, part in self._stateful_parts.items():
             part.load_state_dict(state[name])
         self.step = int(state["step"])
 
@@ -141,7 +141,7 @@ def train(
         group: the ranks that take each step together.
         is_trial: whether other trainings of this node read the same volumes.
         begun: the step at which the learning rate's schedule began.
-        net: what tells the net from others, as the training began.
+        net: the identity of the net as the training began.
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
@@ -220,9 +220,9 @@ class TrainLog:
         )
         if not pauses:
             if len(self.waiting) >= self.read_every:
-                self._log(self._read())
+                self._log(self._read_waiting())
             return False
-        stops, entries = 0, self._read()
+        stops, entries = 0, self._read_waiting()
         if self.group.is_rank_zero:
             self._log([*entries[:-1], {**entries[-1], **self.scores(state)}])
             stops = int((self.folder / STOP).exists() and step < choice.steps)
@@ -235,7 +235,7 @@ class TrainLog:
         for entry in entries:
             self.write_entry(entry)
 
-    def _read(self) -> list[dict[str, float]]:
+    def _read_waiting(self) -> list[dict[str, float]]:
         """Return the waiting entries in numbers, means over the ranks; the only wait for a GPU beside checkpoints."""
         tensors = [value.detach() for entry in self.waiting for value in entry.values() if isinstance(value, Tensor)]
         numbers = torch.stack([tensor.float() for tensor in tensors])
@@ -323,7 +323,12 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         outputs = state.net(inputs)
     margin = recipe.samples.margin
     outputs, truth = cropped(outputs.float(), margin, scale), cropped(truth, margin, scale)
-    _check_shape(recipe, outputs, truth)
+    shape = (len(truth), len(recipe.classes.names) if recipe.learns_classes else truth.shape[1], *truth.shape[2:])
+    if outputs.shape != shape:
+        raise RecipeError(
+            f"net {recipe.net.name} gave {tuple(outputs.shape)} (n, c, z, y, x), {shape} are learnt; correct what it, "
+            "or [net], declares of its channels, scale and margin"
+        )
     terms = loss_terms(weights, outputs, truth, logits=state.logits)
     if recipe.loss.consistency:
         terms["consistency"] = consistency(outputs, cropped(inputs, margin), scale)
@@ -339,16 +344,6 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         share = 1 / choice.accumulate
         entry["judge"] = discriminator.discriminator_loss(outputs, truth, cropped(inputs, margin), scale, share)
     return entry
-
-
-def _check_shape(recipe: TrainRecipe, outputs: Tensor, truth: Tensor) -> None:
-    """Refuse `outputs` of a net that declares other shapes than it gives: losses would stretch them to the `truth`."""
-    shape = (len(truth), len(recipe.classes.names) if recipe.learns_classes else truth.shape[1], *truth.shape[2:])
-    if outputs.shape != shape:
-        raise RecipeError(
-            f"net {recipe.net.name} gave {tuple(outputs.shape)} (n, c, z, y, x), {shape} are learnt; correct what it, "
-            "or [net], declares of its channels, scale and margin"
-        )
 
 
 def _update(state: TrainState, choice: Steps) -> Tensor:
@@ -447,7 +442,7 @@ def checkpoint_at(folder: Path, step: int) -> Path:
 
 
 def store_trained(recipe: TrainRecipe, scale: Triple, folder: Path, search_path: str) -> None:
-    """Write what the weights in `folder` learned from beside them, before they are there."""
+    """Write the file in `folder` that describes the training of its weights, before the weights."""
     try:
         learned_from(recipe, scale, search_path).store(folder / WEIGHTS)
     except (VolpipeError, OSError) as error:  # the weights are worth more

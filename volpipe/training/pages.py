@@ -6,6 +6,7 @@ Nothing is computed: torch is not needed.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.recipes.toml import Section as RecipeSection
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, WEIGHTS, TrainRecipe
 from volpipe.reporting import frames
-from volpipe.reporting.page import Chart, Draft, Facts, Item, Note, Page, Picture, Sheet, columns_of
+from volpipe.reporting.page import Chart, Draft, FactTable, Item, Page, Picture, Sentence, Sheet, columns_of
 from volpipe.reporting.shades import Range, display_range, shaded
 from volpipe.runs.pages import Parts, Taken, page_of
 from volpipe.runs.provenance import toml
@@ -54,7 +55,9 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     training = Training.load(folder.path)
     if training is None:
         raise RunError(f"{folder.path} holds no training")
-    recipe, entries, newest = training.recipe, _entries(folder.path), newest_step(folder.path)
+    recipe, newest, entries = training.recipe, newest_step(folder.path), list[dict[str, float]]()
+    with contextlib.suppress(ValueError):  # a damaged log
+        entries = read_log(folder.path)
     schedule = Schedule(Stage(STAGE, recipe.train.ranks, marked=False))
     taken = Taken.read(folder, lambda: schedule, (RankResult,))
     done = max([newest, *(int(entry["step"]) for entry in entries[-1:])])
@@ -69,14 +72,14 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     if weights.is_file():
         facts["weights"] = str(weights)
     is_complete = weights.is_file() and newest >= recipe.train.steps
-    origin: list[Item] = [Facts("Recipe: what differs from the defaults", changed_keys(recipe))]
+    origin: list[Item] = [FactTable("Recipe: what differs from the defaults", changed_keys(recipe))]
     what = f"The training of {recipe.net.name}."
     pictures = [
         Draft("Losses and scores", lambda: [*curves(folder.path)], "Losses and scores"),
         Draft("Held-out windows", lambda: [*held_out_pictures(folder.path, recipe)], "Held-out windows"),
     ]
     said = filter(None, [no_better(folder.path), near_chance(folder.path)] if is_complete else [])
-    scores = [*_scores(entries), *(Note(sentence, "warning") for sentence in said)]
+    scores = [*_scores(entries), *(Sentence(sentence, "warning") for sentence in said)]
     parts = Parts(folder.path.name, what, facts, scores, pictures if with_pictures else (), origin)
     return page_of(folder, taken, parts, is_complete=is_complete)
 
@@ -93,14 +96,6 @@ def changed_keys(recipe: RecipeSection) -> dict[str, str]:
     return entries
 
 
-def _entries(folder: Path) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the log of a training; none where it is damaged, which its own page says nothing of."""
-    try:
-        return list(read_log(folder))
-    except ValueError:
-        return []
-
-
 def _scores(entries: Sequence[Mapping[str, Any]]) -> list[Item]:
     """Return the first, the last and the best of losses and scores."""
     rows = []
@@ -111,7 +106,7 @@ def _scores(entries: Sequence[Mapping[str, Any]]) -> list[Item]:
         best = (max if name in HIGHER else min)(values, key=lambda pair: pair[1])
         rows.append((name, *(f"{value:.4g} (step {step:,})" for step, value in (values[0], values[-1], best))))
     if not rows:
-        return [Note("No step is logged yet.")]
+        return [Sentence("No step is logged yet.")]
     return [Sheet("Losses and scores", ("", "first", "last", "best"), rows)]
 
 
@@ -123,7 +118,7 @@ def curves(folder: Path) -> Iterator[Item]:
     names = [f'"{name}"'.encode() for name in SCORES]
     entries = [*sampled_log(folder, MOST_POINTS, lambda line: any(name in line for name in names))]
     if not entries:
-        yield Note("There is no step in the log yet.")
+        yield Sentence("There is no step in the log yet.")
         return
     losses = dict.fromkeys(
         name for entry in entries for name in entry if not (name in OTHERS or name.startswith("dice "))
@@ -141,7 +136,9 @@ def curves(folder: Path) -> Iterator[Item]:
     if single:
         yield Sheet("Values of one step", ("", "value", "after step"), single)
     if not scores:
-        yield Note("Nothing was held out and scored: data.held_out and train.validate_every tell how good the net is.")
+        yield Sentence(
+            "Nothing was held out and scored: data.held_out and train.validate_every tell how good the net is."
+        )
 
 
 def _points(entries: Sequence[Mapping[str, float]], names: Sequence[str] | Mapping[str, None]) -> Points:
@@ -168,9 +165,12 @@ def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Ch
 
 def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
     """Yield inputs, predictions (of weights to start from, and the newest) and truth of held-out windows, if stored."""
-    predictions = _predictions(folder)
+    known = {Path(SOURCE_KEY).name, Path(TRUTH_KEY).name}
+    labels = [path for path in (folder / TENSORS / "tensors").glob("*") if path.is_dir() and path.name not in known]
+    paths = [path for label in labels for path in label.glob("[0-9]*") if path.name.isdecimal()]
+    predictions = {int(path.name): str(path.relative_to(folder / TENSORS)) for path in paths}
     if not predictions:
-        yield Note(
+        yield Sentence(
             "No pictures of held-out windows: the training stores no predictions; train.predict_every and "
             "data.held_out make it do so."
         )
@@ -178,17 +178,17 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
     step = max(predictions)
     names = {"Before": 0, "Prediction": step} if step and 0 in predictions else {"Prediction": step}
     volumes = {"Input": SOURCE_KEY} | {name: predictions[at] for name, at in names.items()} | {"Truth": TRUTH_KEY}
-    windows = {name: _windows(open_volume(folder / TENSORS, key)) for name, key in volumes.items()}
+    windows = {name: _shown_windows(open_volume(folder / TENSORS, key)) for name, key in volumes.items()}
     is_coarse = windows["Input"].shape[2] < windows["Truth"].shape[2]  # fewer slices: seen from the side
     limits = _limits(windows, recipe)
-    seen = "from the side, xz," if is_coarse else "in their middle slice, xy,"
+    view = "from the side, xz," if is_coarse else "in their middle slice, xy,"
     channels = (
         " The first three channels of affinities are red, green and blue."
         if recipe.learns_labels and not recipe.learns_classes
         else ""
     )
     before = "before the first step and " if "Before" in names else ""
-    yield Note(f"Held-out windows {seen} with what the net made of them {before}after step {step:,}.{channels}")
+    yield Sentence(f"Held-out windows {view} with what the net made of them {before}after step {step:,}.{channels}")
     for number in range(len(windows["Truth"])):
         _, down, across = _plane(windows["Truth"][number], is_coarse=is_coarse).shape
         for name, data in windows.items():
@@ -197,15 +197,7 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
             yield Picture(f"{name}, window {number}", "", *file)
 
 
-def _predictions(folder: Path) -> dict[int, str]:
-    """Return the arrays of predictions by the steps after which they were made."""
-    known = {Path(SOURCE_KEY).name, Path(TRUTH_KEY).name}
-    labels = [path for path in (folder / TENSORS / "tensors").glob("*") if path.is_dir() and path.name not in known]
-    paths = [path for label in labels for path in label.glob("[0-9]*") if path.name.isdecimal()]
-    return {int(path.name): str(path.relative_to(folder / TENSORS)) for path in paths}
-
-
-def _windows(volume: Volume) -> np.ndarray:
+def _shown_windows(volume: Volume) -> np.ndarray:
     """Return some windows (n, c, z, y, x), at most three channels of each."""
     window = math.prod(volume.shape[1:]) * volume.dtype.itemsize
     num = max(1, min(MOST_WINDOWS, volume.shape[0], MOST_BYTES // window))
@@ -221,7 +213,7 @@ def _plane(window: np.ndarray, *, is_coarse: bool) -> np.ndarray:
 
 
 def _limits(windows: Mapping[str, np.ndarray], recipe: TrainRecipe) -> dict[str, Range]:
-    """Return the values of black and white: of images those of the truth, of affinities 0 and 1, of classes all."""
+    """Return the values shown as black and white: the truth's range for images, 0 and 1 for affinities, all classes."""
     names = ("Input", "Truth") if recipe.learns_labels else ("Truth", "Truth")
     own, truth = (display_range(windows[name]) for name in names)
     if recipe.learns_labels:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.reporting.shades import Range, display_change, display_range
 from volpipe.reporting.slices import middle_of, part_around
-from volpipe.viewer.objects import Objects, find_objects
-from volpipe.viewer.progress import Watch, outputs_of, watch
+from volpipe.viewer.objects import ObjectTable, find_objects
+from volpipe.viewer.progress import OutputWatch, outputs_of, watch
 from volpipe.viewer.sources import (
     EDGE,
     NOTHING,
@@ -31,12 +30,12 @@ from volpipe.viewer.sources import (
     difference,
     public_url,
 )
+from volpipe.viewer.styles import DIFFERENCE, IMAGE, LABELS, PROGRESS, LayerStyle, colours
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.places import Paired, Raster, places
 from volpipe.volumes.survey import sample_parts
 from volpipe.volumes.volume import View, Volume, absolute, open_volume
 
-Kind = Literal["image", "colours", "labels", "difference", "progress"]
 WIDE = ("uint32", "int32", "uint64", "int64")  # integers that no microscope gives: numbers of objects
 SECONDS = 1.0  # for reading what the greys of a volume are measured on
 MOST_MEASURED = 8  # chunks that a difference, and shards that an output under way, is measured on
@@ -51,7 +50,7 @@ class Layer:
 
     Attributes:
         name: for people, no two alike.
-        kind: how it is drawn.
+        style: how it is drawn.
         raster: its finest level.
         source: what is served for it; None where the browser reads `url` itself.
         url: its address, with Neuroglancer's name of the format.
@@ -60,18 +59,20 @@ class Layer:
         objects: the table of a segmentation, where there is one.
         run: that writes it now.
         volume: that it shows, None of what has none.
+        marks: the name of the layer whose progress it marks; "" of others.
     """
 
     name: str
-    kind: Kind
+    style: LayerStyle
     raster: Raster
     source: Source | None = None
     url: str = ""
     shades: Range | None = None
     num_channels: int = 1
-    objects: Objects | None = None
-    run: Watch | None = None
+    objects: ObjectTable | None = None
+    run: OutputWatch | None = None
     volume: Volume | None = None
+    marks: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def open_scene(output: str | Path | Volume, volumes: Sequence[str | Path | Volum
         places = outputs_of(str(output)) or places
     inputs = [_layer(place, notes) for place in volumes]
     layers = _named(_shaded([*inputs, *(_layer(place, notes) for place in places)]))
-    images = [layer for layer in layers[: len(inputs)] if layer.kind == "image"]
+    images = [layer for layer in layers[: len(inputs)] if layer.style.is_grey]
     derived = [_difference(images[0], layer, notes) for layer in layers[len(inputs) :] if images]
     derived += [_progress(layer) for layer in layers]
     found = (layer for layer in derived if layer is not None)
@@ -112,7 +113,7 @@ def with_shades(scene: Scene) -> Scene:
     return replace(
         scene,
         layers=tuple(
-            replace(layer, shades=_changes(layer)) if layer.kind == "difference" and layer.shades is None else layer
+            replace(layer, shades=_changes(layer)) if layer.style.has_changes and layer.shades is None else layer
             for layer in layers
         ),
     )
@@ -127,17 +128,17 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     source = None if url else _source(volume, run, as_labels=as_labels)
     if volume.voxel_size_nm is None:
         notes.append(f"{volume}: voxel size unknown: places are in voxels, and there is no scale bar")
-    kind: Kind = "labels" if as_labels else "colours" if volume.num_channels > 1 else "image"
+    style = LABELS if as_labels else colours(volume.num_channels) if volume.num_channels > 1 else IMAGE
     if volume.num_channels > 3:
         notes.append(f"{volume}: channels 0, 1 and 2 of {volume.num_channels} are red, green and blue")
     objects = find_objects(volume) if as_labels else None
     return Layer(
         Path(str(volume)).stem if not volume.key else f"{Path(volume.path).stem} {volume.key}",
-        kind, Raster.from_volume(volume), source, url, None, volume.num_channels, objects, run, volume,
+        style, Raster.from_volume(volume), source, url, None, volume.num_channels, objects, run, volume,
     )  # fmt: skip
 
 
-def _source(volume: Volume, run: Watch | None, *, as_labels: bool) -> Source:
+def _source(volume: Volume, run: OutputWatch | None, *, as_labels: bool) -> Source:
     """Return what is served of `volume`: a whole folder of Neuroglancer's own format as it lies."""
     folder = absolute(volume.path)
     if run is not None:
@@ -148,7 +149,7 @@ def _source(volume: Volume, run: Watch | None, *, as_labels: bool) -> Source:
     return decoded(volume, as_labels=as_labels)
 
 
-def _run_of(volume: Volume, notes: list[str]) -> Watch | None:
+def _run_of(volume: Volume, notes: list[str]) -> OutputWatch | None:
     """Return the run that writes `volume`; None, with a note, where what it stored cannot be understood."""
     try:
         return watch(str(absolute(volume.path)), volume.key.rpartition("/")[0])
@@ -185,9 +186,9 @@ def _shaded(layers: Sequence[Layer]) -> list[Layer]:
 
 def scale_of(layer: Layer) -> str | None:
     """Return what images must share to have the same greys; None of what is no image of ours."""
-    if layer.kind not in ("image", "colours") or layer.volume is None:
+    if not layer.style.has_greys or layer.volume is None:
         return None
-    return f"{layer.kind} {layer.volume.dtype}"
+    return f"{layer.style.name} {layer.volume.dtype}"
 
 
 def _shades(layer: Layer) -> Range | None:
@@ -200,7 +201,7 @@ def _shades(layer: Layer) -> Range | None:
     return display_range(*values) if values else None
 
 
-def _written_parts(volume: Volume, run: Watch) -> Iterator[np.ndarray]:
+def _written_parts(volume: Volume, run: OutputWatch) -> Iterator[np.ndarray]:
     """Yield voxels of the middles of shards that are written."""
     reader = volume.open(cache_bytes=0)
     for box in run.written_boxes(MOST_MEASURED):
@@ -220,7 +221,7 @@ def _named(layers: Sequence[Layer]) -> list[Layer]:
 
 def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     """Return the layer of output minus input; None, with a note, where there is none to show."""
-    if first.kind != "image" or second.kind != "image" or first.volume is None or second.volume is None:
+    if not second.style.is_grey or first.volume is None or second.volume is None:
         return None
     written = [None if layer.run is None else layer.run.written for layer in (first, second)]
     source = difference(first.volume, second.volume, *written)
@@ -233,7 +234,7 @@ def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
             f"no difference is shown: {first.name} has greys of {_greys(first)}, {second.name} of {_greys(second)}"
         )
         return None
-    return Layer(f"{second.name} − {first.name}", "difference", second.raster, source)
+    return Layer(f"{second.name} − {first.name}", DIFFERENCE, second.raster, source)
 
 
 def _are_alike(first: Layer, second: Layer) -> bool:
@@ -294,4 +295,4 @@ def _progress(layer: Layer) -> Layer | None:
     raster = layer.raster.every(step)
 
     source = Chunks((raster,), np.dtype(np.uint8), 1, read, is_live=True)
-    return Layer(f"progress of {layer.name}", "progress", raster, source)
+    return Layer(f"progress of {layer.name}", PROGRESS, raster, source, marks=layer.name)

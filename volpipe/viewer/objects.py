@@ -27,7 +27,7 @@ MESH = re.compile(r"mesh/(\d{1,20})(:0)?")
 
 
 @dataclass(frozen=True)
-class Objects:
+class ObjectTable:
     """The objects of a segmentation.
 
     Attributes:
@@ -97,10 +97,10 @@ class Objects:
         }
 
 
-def find_objects(volume: Volume) -> Objects | None:
+def find_objects(volume: Volume) -> ObjectTable | None:
     """Return the table that `volpipe segment` wrote for `volume`; None where there is none."""
     table = RunFolder.from_output(absolute(volume.path)).path / TABLE
-    return Objects(table, volume) if table.is_file() else None
+    return ObjectTable(table, volume) if table.is_file() else None
 
 
 def faces(mask: np.ndarray) -> np.ndarray:

@@ -111,7 +111,7 @@ class Guarded(RequestHandler):
             start = end
 
 
-class Start(Guarded):
+class StartHandler(Guarded):
     """The address that is printed: it leads to the page, with the state in its address."""
 
     async def get(self) -> None:
@@ -161,7 +161,7 @@ class Events(Guarded):
             return
 
 
-class Progress(Guarded):
+class ProgressHandler(Guarded):
     """How far the run is."""
 
     async def get(self) -> None:
@@ -193,11 +193,11 @@ def application(service: Service) -> Application:
     """Return the handlers of all addresses; what none has is not found."""
     token = r"/(?P<token>[A-Za-z0-9_-]{1,64})"
     handlers = {
-        f"{token}/": Start,
+        f"{token}/": StartHandler,
         rf"{token}/v/view/(?P<name>[A-Za-z0-9._-]*)": Client,
         rf"{token}/watch\.js": Script,
         rf"{token}/events/view": Events,
-        rf"{token}/progress": Progress,
+        rf"{token}/progress": ProgressHandler,
         rf"{token}/(?P<name>(?:live|still)/.+)": Sources,
     }
     return Application(

@@ -1,6 +1,6 @@
 """How far the run is that writes an output, cell by cell, while it is shown.
 
-Not here: the work, or who shows it. All that is known of the engine is read in `Watch`: the plan, the journal's
+Not here: the work, or who shows it. All that is known of the engine is read in `OutputWatch`: the plan, the journal's
 records, the notes of workers and the presence of the driver.
 """
 
@@ -20,14 +20,14 @@ from volpipe.blockwise.notes import read_tasks
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output_plan import OutputPlan
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Written
-from volpipe.segmentation.driver import SegmentWork
 from volpipe.units import count
 from volpipe.volumes.storage import paths
 from volpipe.workflow.driver import RunWork
-from volpipe.workflow.entries import find_work
+from volpipe.workflow.kinds import find_work
 from volpipe.workflow.status import find_status
 
 WAITING, RUNNING, DONE, FAILED = range(4)  # of a cell
@@ -36,7 +36,7 @@ NAMES = {DONE: "done", RUNNING: "running", FAILED: "failed", WAITING: "waiting"}
 
 
 @dataclass(frozen=True)
-class Progress:
+class ShardProgress:
     """How far a run is.
 
     Attributes:
@@ -54,14 +54,14 @@ class Progress:
 
 
 @dataclass
-class Watch:
+class OutputWatch:
     """The work that writes an output; its journal is read on from where it was read last.
 
     Attributes:
         array: of the output, where that has several; shards of all have the same numbers.
     """
 
-    work: RunWork | SegmentWork
+    work: OutputWork[Any, Any]
     array: str = ""
     _done: set[int] = field(default_factory=set)  # cells
     _failed: dict[tuple[str, int], None] = field(default_factory=dict)  # stage and unit
@@ -77,7 +77,7 @@ class Watch:
         plan: OutputPlan = self.work.plan.array(self.array)
         return plan.shards()
 
-    def look(self) -> Progress:
+    def look(self) -> ShardProgress:
         """Return how far the run is now."""
         self._read()
         whole = self.work.plan.shards()
@@ -88,7 +88,7 @@ class Watch:
         for stage, unit in list(self._failed):
             states[list(whole.touching(self._box(stage, unit)))] = FAILED
         states[list(self._done)] = DONE
-        return Progress(states.reshape(whole.counts), _sentence(states, driver))
+        return ShardProgress(states.reshape(whole.counts), _sentence(states, driver))
 
     def written_boxes(self, most: int) -> list[Box]:
         """Return boxes of shards that are written, `most` of them, spread over all."""
@@ -133,7 +133,7 @@ class Watch:
         return NOTHING if stage is None or name.startswith("pyramid") else self._schedule.box(stage, unit)
 
 
-def watch(output: str, array: str = "") -> Watch | None:
+def watch(output: str, array: str = "") -> OutputWatch | None:
     """Return the run that writes `output`; None where nobody began one, and where it is complete.
 
     Of several arrays of the output one is watched.
@@ -147,7 +147,7 @@ def watch(output: str, array: str = "") -> Watch | None:
     work = find_work(RunFolder.from_output(place))
     if work is None or work.is_complete or array not in {each.folder for each in work.plan.arrays}:
         return None
-    return Watch(work, array)
+    return OutputWatch(work, array)
 
 
 def outputs_of(folder: str) -> list[str]:

@@ -26,7 +26,6 @@ from volpipe.viewer.state import (
     FILLED,
     address,
     alike,
-    controls,
     make_state,
     shown_range,
     slice_edges,
@@ -116,10 +115,10 @@ class Service:
 
     def late(self) -> dict[str, dict[str, object]]:
         """Return the controls of layers that had no voxels when the viewer was opened, and have some now, by name."""
-        if any(layer.shades is None for layer in self.scene.layers if controls(layer)):
+        if any(layer.shades is None for layer in self.scene.layers if layer.style.controls):
             self.scene = with_shades(self.scene)
         return {
-            layer.name: {name: {"range": shown_range(layer), "window": window(layer)} for name in controls(layer)}
+            layer.name: {name: {"range": shown_range(layer), "window": window(layer)} for name in layer.style.controls}
             for layer in self.scene.layers
             if layer.name in self.unmeasured and layer.shades is not None
         }

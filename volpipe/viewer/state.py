@@ -18,7 +18,6 @@ from volpipe.geometry.grid import Box, Triple
 from volpipe.reporting.shades import Range
 from volpipe.reporting.slices import voxel_at
 from volpipe.viewer.layers import Layer, Scene, scale_of
-from volpipe.viewer.progress import DONE, FAILED, RUNNING
 from volpipe.viewer.sources import NOTHING, Chunks
 from volpipe.volumes.places import extent_nm
 
@@ -31,22 +30,6 @@ METRES = 1e-9
 UNKNOWN: Range = (0.0, 1.0)  # black and white until there are voxels to measure them on
 
 HOLE = "  if (toRaw(getDataValue(0)) >= %s) { emitTransparent(); return; }\n"
-GREY = "  emitGrayscale(grey());\n"
-# Blue at and below the lower end, white in the middle, red at and above the upper one.
-CHANGE = """  float share = 2.0 * change() - 1.0;
-  float red = 1.0 + min(share, 0.0), blue = 1.0 - max(share, 0.0);
-  emitRGB(vec3(red, min(red, blue), blue));
-"""
-COLOURS = "  emitRGB(vec3(red(), green(), %s));\n"
-CHANNELS = ("red", "green", "blue")
-CELLS = f"""void main() {{
-  uint state = toRaw(getDataValue());
-  if (state == {DONE}u) {{ emitRGBA(vec4(0.0, 0.7, 0.2, 0.12)); }}
-  else if (state == {RUNNING}u) {{ emitRGBA(vec4(1.0, 0.8, 0.0, 0.5)); }}
-  else if (state == {FAILED}u) {{ emitRGBA(vec4(1.0, 0.0, 0.0, 0.6)); }}
-  else {{ emitTransparent(); }}
-}}
-"""
 
 
 def make_state(scene: Scene, base: str, at: Triple | None = None) -> State:
@@ -89,15 +72,9 @@ def _controls(scene: Scene) -> State:
     tools = [
         {"layer": layer.name, "type": "shaderControl", "control": name}
         for layer in scene.layers
-        for name in controls(layer)
+        for name in layer.style.controls
     ]
     return {"Contrast": {"side": "bottom", "row": 0, "size": CONTROLS, "tools": tools}} if tools else {}
-
-
-def controls(layer: Layer) -> tuple[str, ...]:
-    """Return the names of the controls in the shader of a layer."""
-    names = {"image": ("grey",), "difference": ("change",), "colours": CHANNELS[: layer.num_channels]}
-    return names.get(layer.kind, ())
 
 
 def alike(scene: Scene) -> list[list[str]]:
@@ -111,7 +88,7 @@ def alike(scene: Scene) -> list[list[str]]:
 
 def main_layer(scene: Scene) -> Layer:
     """Return the layer of the output: the last that shows a volume."""
-    return [layer for layer in scene.layers if layer.kind not in ("difference", "progress")][-1]
+    return [layer for layer in scene.layers if layer.volume is not None][-1]
 
 
 def address(scene: Scene, layer: Layer) -> str:
@@ -147,13 +124,10 @@ def _layer(layer: Layer, folder: str, scene: Scene) -> State:
         nm = {} if scene.is_sized else _without_unit(dict.fromkeys("xyz", 1.0))
         sources.append({"url": f"{folder}/objects/|neuroglancer-precomputed:"})
         sources.append({"url": f"{folder}/mesh/|neuroglancer-precomputed:"} | nm)
-    if layer.kind == "labels":
-        return (
-            entry | {"type": "segmentation", "tab": "segments"} | ({"segmentQuery": ">voxels"} if layer.objects else {})
-        )
-    if layer.kind == "progress":
-        return entry | {"type": "image", "shader": CELLS, "opacity": 0.5, "blend": "default"}
-    return entry | {"type": "image", "shader": shader(layer), "opacity": 1}
+    entry["type"] = layer.style.type
+    if program := shader(layer):
+        entry["shader"] = program
+    return {**entry, **layer.style.fields} | ({"segmentQuery": ">voxels"} if layer.objects is not None else {})
 
 
 def _scheme(layer: Layer) -> str:
@@ -162,19 +136,20 @@ def _scheme(layer: Layer) -> str:
 
 
 def shader(layer: Layer) -> str:
-    """Return the program that turns a voxel of an image into a colour."""
-    lines = [_control(name, layer, number) for number, name in enumerate(controls(layer))]
-    bodies = {"difference": CHANGE, "image": GREY}
-    body = bodies.get(layer.kind, COLOURS % ("blue()" if layer.num_channels > 2 else "0.0"))
+    """Return the program that turns a voxel into a colour; "" of labels, for which Neuroglancer has its own."""
+    style = layer.style
+    if not style.controls:
+        return style.shader
+    lines = [_control(name, layer, number) for number, name in enumerate(style.controls)]
     has_holes = isinstance(layer.source, Chunks) and layer.source.fill == NOTHING
     hole = HOLE % f"{float(NOTHING):.9e}" if has_holes else ""
-    return "\n".join([*lines, f"void main() {{\n{hole}{body}}}\n"])
+    return "\n".join([*lines, f"void main() {{\n{hole}{style.body}}}\n"])
 
 
 def _control(name: str, layer: Layer, channel: int) -> str:
     """Return the control called `name` of a range of values, which begins at the layer's, and can be made wider."""
     low, high, first, last = (f"{value:.9g}" for value in (*shown_range(layer), *window(layer)))
-    of = f", channel={channel}" if layer.kind == "colours" else ""
+    of = f", channel={channel}" if len(layer.style.controls) > 1 else ""
     return f"#uicontrol invlerp {name}(range=[{low}, {high}], window=[{first}, {last}]{of})"
 
 
@@ -197,7 +172,7 @@ def shown_range(layer: Layer) -> Range:
 
 def _is_whole(layer: Layer) -> bool:
     """Return whether the browser has whole numbers of a layer: float64 and such types come as float32."""
-    return layer.kind != "difference" and layer.volume is not None and layer.volume.dtype.kind in "ui"
+    return layer.volume is not None and np.issubdtype(layer.volume.dtype, np.integer)
 
 
 def _transform(layer: Layer, scene: Scene) -> State:
@@ -242,14 +217,13 @@ def _axes(layer: Layer, format: str) -> list[str]:
 
 def _panels(layers: Sequence[Layer]) -> list[list[str]]:
     """Return the names of the layers of each panel: an image with what lies upon it, labels upon the first image."""
-    images = [layer for layer in layers if layer.kind in ("image", "colours")]
+    images = [layer for layer in layers if layer.style.has_greys]
     panels = []
     for layer in layers:
-        marks = [mark.name for mark in layers if mark.kind == "progress" and mark.name == f"progress of {layer.name}"]
-        if layer.kind == "labels":
-            panels.append([*(image.name for image in images[:1]), layer.name, *marks])
-        elif layer.kind != "progress":
-            panels.append([layer.name, *marks])
+        marks = [mark.name for mark in layers if mark.marks == layer.name]
+        below = [image.name for image in images[:1] if layer.style.lies_on_image]
+        if not layer.marks:
+            panels.append([*below, layer.name, *marks])
     return panels
 
 

@@ -16,17 +16,16 @@ from pathlib import Path
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.resolve import homes_known
-from volpipe.segmentation.driver import SegmentationResult
+from volpipe.runs.report import WorkReport
 from volpipe.viewer.layers import Scene, open_scene
 from volpipe.viewer.site import Service, client_folder, host_names
 from volpipe.viewer.state import check_at
 from volpipe.volumes.volume import Volume
-from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import place_of
 
 BIND = re.compile(r"(?:(?P<address>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):)?(?P<port>\d{1,5})")
 
-Place = str | Path | Volume | Report | SegmentationResult
+Place = str | Path | Volume | WorkReport
 
 
 class Viewer:

@@ -20,35 +20,32 @@ from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import BatchError, RunError, VolpipeError
 from volpipe.estimation.limits import disk_limits, of_quota, room_warning
-from volpipe.inference.plan import Plan
 from volpipe.nets.cache import remembering
-from volpipe.recipes.batch import Dataset, Mistake
+from volpipe.recipes.batch import BatchDataset, Mistake
 from volpipe.runs.held_work import Counts, HeldWork
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.stage_work import Listener
 from volpipe.runs.standing import Act, Asked, act_on
-from volpipe.segmentation.driver import SegmentationResult
+from volpipe.stages.kind import StagePlan
+from volpipe.stages.needs import NOTHING
 from volpipe.units import listed, sizes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
-from volpipe.workflow.driver import Report
-from volpipe.workflow.execute import FlowReport, work_for
-from volpipe.workflow.needs import NOTHING
-from volpipe.workflow.output_state import STANDINGS, State, find_state, findings, share_left
+from volpipe.workflow.execute import FlowListener
+from volpipe.workflow.output_state import STANDINGS, State, findings, share_left
 from volpipe.workflow.pages import batch_page
-from volpipe.workflow.plan import FlowPlan, stages_of
+from volpipe.workflow.work_plan import WorkPlan
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
 MOST_NAMED = 3  # datasets that a sentence is about
-Prepare = Callable[[Dataset], Plan | FlowPlan]
+Prepare = Callable[[BatchDataset], WorkPlan]
 ROOM = (
     "output_bytes", "output_files", "output_folders", "scratch_bytes", "scratch_files", "scratch_folders", "is_measured"
 )  # fmt: skip  # of what a dataset needs, in its row
-COMPUTING = ("infer", "pieces")  # stages whose units are the blocks that are computed
 
 
 @dataclass
@@ -61,7 +58,7 @@ class BatchPlan:
     """
 
     folder: RunFolder
-    datasets: list[Dataset]
+    datasets: list[BatchDataset]
     rows: list[DatasetRow]
     identities: list[str]
     notes: list[str] = field(default_factory=list)
@@ -73,7 +70,7 @@ OnWork = Callable[[int, str, Progress], None]  # of the row of that number, of t
 
 def plan_batch(
     folder: RunFolder,
-    datasets: Sequence[Dataset],
+    datasets: Sequence[BatchDataset],
     prepare: Prepare,
     *,
     mistakes: Iterable[Mistake] = (),
@@ -94,14 +91,14 @@ def plan_batch(
         BatchError: with every mistake.
     """
     wrong, rows, places = list(mistakes), list[DatasetRow](), _Places()
-    kept: list[tuple[Dataset, str]] = []
+    kept: list[tuple[BatchDataset, str]] = []
     with remembering():
         for number, dataset in enumerate(datasets, 1):
             try:
                 plan = prepare(dataset)
                 check_out(paths.locate(plan.out))
                 rows.append(_row(dataset, plan, options))
-                kept.append((dataset, _identity(plan)))
+                kept.append((dataset, plan.identity))
                 places.add(dataset, plan)
             except (VolpipeError, OSError) as error:
                 wrong.append((_name(dataset), str(error)))
@@ -130,18 +127,14 @@ def _mapped_otherwise(rows: Sequence[DatasetRow]) -> Iterator[str]:
             )
 
 
-def _identity(plan: Plan | FlowPlan) -> str:
-    return " ".join(stage.plan.identity for stage in stages_of(plan))
-
-
-def _name(dataset: Dataset) -> str:
+def _name(dataset: BatchDataset) -> str:
     return f"{dataset.volume} ({dataset.line})" if dataset.line else dataset.volume
 
 
-def _row(dataset: Dataset, plan: Plan | FlowPlan, options: RunOptions) -> DatasetRow:
+def _row(dataset: BatchDataset, plan: WorkPlan, options: RunOptions) -> DatasetRow:
     state, why = _state(plan, options)
     is_done = state == "unchanged" and not options.fresh and not options.updates
-    stages = stages_of(plan)
+    stages = plan.stages
     needs = [each for stage in stages if (each := stage.needs()) is not None]
     times, total = [seconds for _, seconds in needs], sum((need for need, _ in needs), start=NOTHING)
     row = DatasetRow(
@@ -151,17 +144,17 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: RunOptions) -> Datase
         num_blocks=sum(stage.num_blocks for stage in stages),
         **{name: getattr(total, name) for name in ROOM},
         worker_seconds=None if None in times else sum(filter(None, times)),
-        share_left=share_left(plan, state),
+        share_left=share_left(stages, state),
         warnings=tuple(plan.warnings()),
-        grey=next((stage.plan.mapping for stage in stages if isinstance(stage.plan, Plan)), ""),
+        grey=next((rule for stage in stages if (rule := stage.grey) is not None), ""),
     )  # fmt: skip
-    return replace(row, **findings(plan)) if is_done else row
+    return replace(row, **findings(stages)) if is_done else row
 
 
-def _state(plan: Plan | FlowPlan, options: RunOptions) -> tuple[State, str]:
+def _state(plan: WorkPlan, options: RunOptions) -> tuple[State, str]:
     """Return how the output of `plan` stands, and what differs; of one that is updated, its volume may have grown."""
-    if not options.updates or not any(stage.work().grown() for stage in stages_of(plan)):
-        return find_state(plan, same_input=options.same_input)
+    if not options.updates or not any(stage.work().grown() for stage in plan.stages):
+        return plan.state(same_input=options.same_input)
     return "input changed", "its volume has grown"
 
 
@@ -174,12 +167,12 @@ class _Places:
         self.runs: dict[Path, list[str]] = {}
         self._folders: dict[Path, Path] = {}
 
-    def add(self, dataset: Dataset, plan: Plan | FlowPlan) -> None:
+    def add(self, dataset: BatchDataset, plan: WorkPlan) -> None:
         """Take note of what a dataset reads and writes."""
         out, name = paths.locate(plan.out), _name(dataset)
         self.outputs.setdefault(self._resolved(out), []).append(name)
-        self.runs.setdefault(work_for(plan).folder.path, []).append(name)
-        for volume, _ in (each for stage in stages_of(plan) for each in stage.outside()):
+        self.runs.setdefault(plan.folder.path, []).append(name)
+        for volume, _ in (each for stage in plan.stages for each in stage.outside()):
             self.inputs.setdefault(self._resolved(paths.locate(volume.path)), name)
 
     def _resolved(self, place: Location) -> Location:
@@ -293,10 +286,10 @@ def check_changed(plan: BatchPlan, options: RunOptions) -> None:
 
 def _is_changed(row: DatasetRow, options: RunOptions) -> bool:
     """Return whether going on with the output of `row` would mix two, and none of `options` says what to do."""
-    return _act(row, options) is Act.REFUSE
+    return _act_on_row(row, options) is Act.REFUSE
 
 
-def _act(row: DatasetRow, options: RunOptions) -> Act:
+def _act_on_row(row: DatasetRow, options: RunOptions) -> Act:
     """Return what is done about what is there of a dataset; what would be refused is cleared by --replace."""
     act = act_on(STANDINGS[row.state], Asked.of(options))
     return Act.CLEAR if act is Act.REFUSE and options.replace else act
@@ -421,25 +414,21 @@ class _Batch:
         self.table.set(number, replace(row, ended="running"))
         self.listener.on_begin(number, self.table.rows[number])
         plan = _planned_again(self.plan, number, self.prepare)
-        fresh = _act(row, asked) is Act.CLEAR
+        fresh = _act_on_row(row, asked) is Act.CLEAR
         updates = asked.updates and not fresh
         options = replace(asked, fresh=fresh, update=updates)
 
-        def listener(stage: str) -> Listener:
-            return Listener(on_progress=partial(self.listener.on_progress, number, stage))
+        def listener(stage: StagePlan) -> Listener:
+            return Listener(on_progress=partial(self.listener.on_progress, number, stage.name))
 
-        report = yield from work_for(plan, options, listener).steps()
+        report = yield from plan.work(options, FlowListener(of_stage=listener)).steps()
         ended = "incomplete" if report.open_reason else "unchanged" if updates and report.was_complete else "done"
-        changes = _changes(report) if updates and row.state != "new" else {}  # nobody updates what was not there
-        return {"ended": ended, "reason": report.open_reason, **findings(plan), **changes}
-
-
-def _changes(report: Report | FlowReport) -> dict[str, int]:
-    """Return what the row of a dataset says of its update."""
-    reports = [stage.report for stage in report.stages] if isinstance(report, FlowReport) else [report]
-    updates = (update for each in reports if isinstance(each, Report | SegmentationResult) for update in each.updates)
-    computed = (each.totals[name].units for each in reports for name in COMPUTING if name in each.totals)
-    return {"changed_blocks": sum(update.changed for update in updates), "computed_blocks": sum(computed)}
+        changes = {}
+        if updates and row.state != "new":  # nobody updates what was not there
+            changed = (update.changed for each in report.reports for update in each.updates)
+            computed = (each.num_computed for each in report.reports)
+            changes = {"changed_blocks": sum(changed), "computed_blocks": sum(computed)}
+        return {"ended": ended, "reason": report.open_reason, **findings(plan.stages), **changes}
 
 
 def _with_times(plan: BatchPlan) -> list[DatasetRow]:
@@ -454,9 +443,9 @@ def _with_times(plan: BatchPlan) -> list[DatasetRow]:
     ]
 
 
-def _planned_again(plan: BatchPlan, number: int, prepare: Prepare) -> Plan | FlowPlan:
+def _planned_again(plan: BatchPlan, number: int, prepare: Prepare) -> WorkPlan:
     """Return the plan of a dataset, which must be as it was when the batch was checked."""
     work = prepare(plan.datasets[number])
-    if _identity(work) != plan.identities[number]:
+    if work.identity != plan.identities[number]:
         raise RunError("its recipe, its net or its volume changed after the batch began; give the same command again")
     return work

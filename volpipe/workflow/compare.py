@@ -18,7 +18,7 @@ import volpipe
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import PlanError
-from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.compare import ComparisonPlan
 from volpipe.evaluation.driver import comparison_work
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
@@ -30,13 +30,14 @@ from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
+from volpipe.stages.entry import Entry
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.volume import Volume, absolute
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
-from volpipe.workflow.entries import Entry, find_entries, find_work
-from volpipe.workflow.plan import STAGES
+from volpipe.workflow.entries import find_entries
+from volpipe.workflow.kinds import KINDS, find_work
 
 T = TypeVar("T")
 AT_ONCE = 8  # pairs at work at a time: the tail of one is filled by the next
@@ -76,9 +77,9 @@ class Pairs:
 
     def add_stages(self, stages_a: Sequence[Entry], stages_b: Sequence[Entry], prefix: str = "") -> Pairs:
         """Take the stages of one name that make a volume."""
-        of_a, of_b = ({e.name: e for e in stages if STAGES[e.kind].makes_volume} for stages in (stages_a, stages_b))
+        of_a, of_b = ({e.name: e for e in stages if KINDS[e.kind].maker is not None} for stages in (stages_a, stages_b))
         for name, a, b in self.shared(of_a, of_b, prefix):
-            lacking = [which for which, entry in (("A", a), ("B", b)) if not STAGES[entry.kind].is_done(entry)]
+            lacking = [which for which, entry in (("A", a), ("B", b)) if not KINDS[entry.kind].is_done(entry)]
             if lacking:
                 verb = "is" if len(lacking) == 1 else "are"
                 self.incomplete.append((name, f"{' and '.join(lacking)} {verb} not complete"))
@@ -265,7 +266,7 @@ class ComparisonTable(Filed):
         return page_of_many((self.a, self.b), self.rows, only, self.violations, most)
 
 
-Plan = Callable[[str, str], Comparison]  # of two outputs
+Plan = Callable[[str, str], ComparisonPlan]  # of two outputs
 
 
 def pairs_work(
@@ -298,7 +299,7 @@ def pairs_work(
     def compared(number: int, pair: Pair) -> Steps[ComparisonResult]:
         """Compare one pair, which is planned when its turn comes; limits that others have are left out."""
         comparison, own = plan(pair.a, pair.b), RunFolder(folder.path / f"{number + 1:05}.run")
-        limits = [limit for limit in table.limits if limit.is_of(comparison.kind)]
+        limits = [limit for limit in table.limits if comparison.has(limit)]
         return (yield from comparison_work(comparison, own, options, limits=limits).steps())
 
     def steps(name: str, presence: Presence) -> Steps[ComparisonTable]:

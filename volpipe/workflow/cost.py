@@ -18,10 +18,10 @@ from volpipe.estimation.forecast import process_bytes
 from volpipe.estimation.limits import check_room, check_worker, disk_limits, warn_of_room
 from volpipe.recipes.workflow import named
 from volpipe.runs.held_work import try_blocks
+from volpipe.stages.kind import StageCost, StagePlan
+from volpipe.stages.needs import NOTHING, ResourceNeeds
 from volpipe.volumes.storage.metadata import write_json
-from volpipe.workflow.needs import NOTHING, ResourceNeeds
 from volpipe.workflow.plan import FlowPlan
-from volpipe.workflow.stages import StageCost, StagePlan
 
 TIMES_FILE = "times.json"
 
@@ -125,14 +125,14 @@ def forecast_stages(plan: FlowPlan, pool: WorkerPool | None, *, tries: bool) -> 
     costs: list[StageCost] = []
     for stage in plan.stages:
         with named(stage.name):
-            cost = yield from stage.cost_steps(costs, pool, plan.folder.rehearsal if tries else None)
+            cost = yield from stage.cost_steps(costs, pool, plan.folder.calibration if tries else None)
             costs.append(cost)
     known = {} if pool is None or tries else known_times(plan, pool.slots["cpu"])
     stages = tuple(replace(cost, times=known.get(cost.stage.name, cost.times)) for cost in costs)
     return FlowCost(plan, stages, None if pool is None else process_bytes(pool))
 
 
-def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
+def preview_stages(plan: FlowPlan, start: Start) -> FlowCost:
     """Return the forecast of `plan` on the workers that `start` starts, after trying blocks of each stage.
 
     Times of labellings and evaluations are stored for `forecast_flow`, as rates of runs are.

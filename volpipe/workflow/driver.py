@@ -1,7 +1,6 @@
 """A run of a net: measures, runs the net over the blocks, and closes the output.
 
-Not here: the plan (prepare), printing (cli), the order of work (schedule), or the work (worker). Notebooks call
-`execute` as the command line does.
+Not here: the plan (prepare), printing (cli), the order of work (schedule), or the work (worker).
 """
 
 from __future__ import annotations
@@ -19,39 +18,36 @@ import numpy as np
 from volpipe.blockwise.journal import Kinds, read_records
 from volpipe.blockwise.logs import warned
 from volpipe.blockwise.pace import Prospect
-from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunError
-from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
-from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
+from volpipe.estimation.forecast import forecast_run
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import write_displays
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import load_runner, loaded_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
-from volpipe.reporting.comparison import Subject
-from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.comparison import ShownOutput
+from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done, voxel_at
 from volpipe.runs.growth import follow, grown_from
-from volpipe.runs.held_work import try_blocks
 from volpipe.runs.input_comparison import InputComparison, compare
-from volpipe.runs.options import PLAIN, RunOptions, written
+from volpipe.runs.options import written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
-from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, worst_scores
-from volpipe.runs.stage_work import SILENT, Listener
+from volpipe.runs.seams import SeamScore, Squares, profile_items, seam_squares, worst_scores
+from volpipe.runs.stage_work import Listener
 from volpipe.runs.unit_records import WorkSession, file_mark
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.update_records import Updated
@@ -61,7 +57,7 @@ from volpipe.units import count, shape
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = ["Listener", "Report", "RunWork", "execute", "preview"]
+__all__ = ["Listener", "Report", "RunWork"]
 
 log = logging.getLogger(__name__)
 
@@ -76,17 +72,17 @@ class Report(WorkReport):
         num_held: blocks that were to be left alone in this session.
         clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
         normalise: how grey levels were mapped; None where nothing was done.
-        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
     """
 
+    makes_volume: ClassVar[bool] = True
+    computing: ClassVar[str] = "infer"
     num_held: int = 0
     most_scratch_bytes: int = 0
     estimate: Estimate | None = None
     kept: Nonfinite = ALL_FINITE
     clipped: tuple[int, float] = (0, 0.0)
     normalise: Affine | None = None
-    updates: tuple[Updated, ...] = ()
-    seams: list[Score] = field(default_factory=list)
+    seams: list[SeamScore] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -190,18 +186,18 @@ class RunWork(OutputWork[Plan, Report]):
     def _seams(self, schedule: Schedule) -> Sequence[Item]:
         selection = self._selection()
         if selection is None or not schedule.is_complete:
-            return [Note("Seams are looked for once the output is complete.")]
+            return [Sentence("Seams are looked for once the output is complete.")]
         samples = itertools.chain(self._squares, itertools.repeat(None))
         parts = zip(selection.arrays, samples, strict=False)
         return [item for part in parts for item in profile_items(*part)]
 
-    def subject(self, array: Plan, schedule: Schedule) -> Subject | None:
+    def subject(self, array: Plan, schedule: Schedule) -> ShownOutput | None:
         plan = array
         if not isinstance(schedule, RunSchedule):
             return None
         middle = voxel_at(middle_of_done(plan.blocks, schedule.infer.done)).scaled(plan.net.shrink).start
         at = zip(middle, plan.roi_box.start, plan.roi_box.stop, strict=True)
-        return Subject(
+        return ShownOutput(
             plan, plan.roi_box, tuple(min(max(m, a), b - 1) for m, a, b in at), plan.net.scale, plan.net.shrink,
             is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
             is_missing=schedule.is_missing,
@@ -289,7 +285,7 @@ class RunWork(OutputWork[Plan, Report]):
     def announce(self) -> None:
         """Say what is about to run, and note in the log what a user should know of the volume; see `OutputWork`."""
         super().announce()
-        for note in self.plan.notes:
+        for note in self.plan.notes.volume:
             log.info("input %s: %s", self.plan.source.path, note)
 
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[Report]:
@@ -384,7 +380,7 @@ class RunWork(OutputWork[Plan, Report]):
         if report.is_complete:
             self.files.clean()
             if not self.options.keep_tensors:
-                Tensors(self.plan, self.folder.path).remove()
+                ScratchTensors(self.plan, self.folder.path).remove()
         if not (was_complete and is_sealed(self.folder)):
             if report.is_complete:
                 if self.feed is not None:
@@ -401,34 +397,6 @@ class RunWork(OutputWork[Plan, Report]):
                 whole, only = report.is_complete, None if report.missing else self.options.only
                 seal(self.folder, self.plan, RESULTS, _findings(report), is_complete=whole, only=only)
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
-
-
-def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT) -> Report:
-    """Run `plan`, or resume it, until its output is whole or what is left cannot be done; return how it ended.
-
-    Args:
-        start: starts the workers, and stops them on every way out; it is given a folder for their files.
-
-    Raises:
-        RunError: another run's folder or output is in the way, or too much fails.
-        SiteError: the site cannot be used.
-    """
-    return RunWork(plan, options, listener).run(start)
-
-
-def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, most: None) -> Forecast:
-    """Return what `plan` will take on the workers that `start` starts; without, no block is tried.
-
-    `on_try` is called now and then with the seconds for which blocks have been tried, and the most there may be.
-
-    Raises:
-        PlanError: a worker cannot hold a block.
-        RunStopped: a block cannot be computed.
-    """
-    folder = RunFolder.from_output(paths.locate(plan.out))
-    if start is None:
-        return forecast(plan, folder)
-    return try_blocks(folder, start, lambda pool: forecast_calibrated(plan, folder, pool, on_try=on_try))
 
 
 def _findings(report: Report) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The stages of a flow as its folder remembers them, the work whose plan lies in a folder, and the places of outputs.
+"""The stages of a flow as its folder remembers them, and the places of outputs.
 
 Not here: making anything (execute), or how far it is (status).
 """
@@ -7,47 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from volpipe.errors import RunError, VolpipeError
-from volpipe.inference.plan import Plan
+from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation.driver import SegmentationResult, SegmentWork
-from volpipe.segmentation.plan import SegmentPlan
+from volpipe.stages.entry import Entry
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.volume import Volume
-from volpipe.workflow.driver import Report, RunWork
+from volpipe.workflow.run_stages import RunStage
 
 FLOW_FILE = "flow.json"
-
-
-class Entry(BaseModel):
-    """A stage, as the flow's folder remembers it.
-
-    Attributes:
-        reads: place of what it reads.
-        needs: the stages that it needs, by name, and "volume" for what the flow is given.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    kind: str
-    reads: str
-    out: str
-    folder: str
-    needs: tuple[str, ...] = ()
-
-    @property
-    def run(self) -> RunFolder:
-        """The folder of the run that writes the output."""
-        return RunFolder(Path(self.folder))
-
-    @property
-    def journals(self) -> list[Path]:
-        """The journals of its tasks: its own, and those of the trainings of a sweep or a search."""
-        return [self.run.journal, *sorted(self.run.path.glob(f"[0-9]*/{self.run.journal.name}"))]
 
 
 def find_entries(output: str | Path) -> list[Entry] | None:
@@ -72,19 +43,7 @@ def entries_of(output: str) -> list[Entry]:
     """Return the stages of a flow as `find_entries`; of other work the run that writes `output`, as the only one."""
     if (entries := find_entries(output)) is not None:
         return entries
-    return [Entry(name="", kind="run", reads="", out=output, folder=str(RunFolder.find(output).path))]
-
-
-def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:
-    """Return the work whose plan lies in `folder`, None where there is none.
-
-    Raises:
-        RunError: what is stored there is damaged.
-    """
-    plan, labels = folder.load(Plan), folder.load(SegmentPlan)
-    if labels is not None:  # both may have been moved
-        return SegmentWork(labels, folder=folder)
-    return RunWork(plan, folder=folder) if plan is not None else None
+    return [Entry(name="", kind=RunStage.kind, reads="", out=output, folder=str(RunFolder.find(output).path))]
 
 
 def place_of(value: object, called: str) -> str | Path | Volume:
@@ -95,7 +54,7 @@ def place_of(value: object, called: str) -> str | Path | Volume:
     """
     if isinstance(value, str | Path | Volume):
         return value
-    if isinstance(value, Report | SegmentationResult):
+    if isinstance(value, WorkReport) and value.makes_volume:
         return str(value.plan.out)
     raise VolpipeError(
         f"{called} is {type(value).__name__}; give a path, a volume, or what vp.run or vp.segment returned"

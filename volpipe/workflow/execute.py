@@ -16,12 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
 from volpipe.errors import NOTICE, RunError
-from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.held_work import HeldWork
 from volpipe.runs.options import PLAIN, RunOptions, written
@@ -29,17 +28,17 @@ from volpipe.runs.presence import Presence
 from volpipe.runs.report import Ending, WorkReport
 from volpipe.runs.stage_work import SILENT, Listener, StageWork
 from volpipe.runs.standing import Act, Asked, WorkState
+from volpipe.stages.entry import Entry
+from volpipe.stages.kind import StagePlan
 from volpipe.tables import html_table
 from volpipe.units import duration, size
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, RunWork
-from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries
+from volpipe.workflow.entries import FLOW_FILE, find_entries
 from volpipe.workflow.pages import flow_page
 from volpipe.workflow.plan import FlowPlan, settled_flow
-from volpipe.workflow.stages import StagePlan
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +92,11 @@ class FlowReport:
         return "a stage was not begun" if first is None else f"stage {first.stage.name}: {first.report.open_reason}"
 
     @property
+    def reports(self) -> list[WorkReport]:
+        """How its stages ended."""
+        return [each.report for each in self.stages]
+
+    @property
     def ending(self) -> Ending:
         """How it ended."""
         missing = sum(len(each.report.missing) for each in self.stages)
@@ -126,6 +130,11 @@ class FlowListener:
 
 
 QUIET = FlowListener()
+
+
+def heard_by(listener: FlowListener | Listener) -> FlowListener:
+    """Return the listener of stages that tells `listener` of each, where that is one of a single work."""
+    return FlowListener(of_stage=lambda stage: listener) if isinstance(listener, Listener) else listener
 
 
 def flow_work(plan: FlowPlan, options: RunOptions = PLAIN, listener: FlowListener = QUIET) -> HeldWork[FlowReport]:
@@ -283,31 +292,6 @@ def _claim_flow(plan: FlowPlan, options: RunOptions) -> None:
         for s in plan.stages
     ]  # fmt: skip
     write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
-
-
-def execute_flow(
-    plan: FlowPlan, start: Start, options: RunOptions = PLAIN, listener: FlowListener = QUIET
-) -> FlowReport:
-    """Run the stages of `plan` that are not complete, and return how that ended.
-
-    Args:
-        start: starts the workers once, and stops them on every way out; it is given a folder for their files.
-
-    Raises:
-        RunError: another run's folder or output is in the way, or too much of a stage fails; the message names it.
-        SiteError: the site cannot be used.
-        VolumeError: a bucket may not be written to, or does not answer.
-    """
-    return flow_work(plan, options, listener).run(start)
-
-
-def work_for(
-    plan: Plan | FlowPlan, options: RunOptions = PLAIN, listener: Callable[[str], Listener] = lambda stage: SILENT
-) -> HeldWork[Report] | HeldWork[FlowReport]:
-    """Return the work of `plan`; `listener` gives whom to tell of the stage of that name, of a run alone ""."""
-    if isinstance(plan, FlowPlan):
-        return flow_work(plan, options, FlowListener(of_stage=lambda stage: listener(stage.name)))
-    return RunWork(plan, options, listener("")).held
 
 
 def _of_stage(options: RunOptions, stage: StagePlan) -> RunOptions:

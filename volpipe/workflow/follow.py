@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Steps, Until
-from volpipe.errors import VolpipeError
+from volpipe.errors import PlanError, VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.reporting.page import Page
 from volpipe.resolve import describe_error
@@ -165,21 +165,24 @@ class _Looks:
         )  # fmt: skip
 
 
-def execute_following(plan: Plan, start: Start, options: RunOptions, listener: Listener = SILENT) -> Report:
-    """Run `plan`, or resume it, and follow its volume until somebody asks to stop; return how the last look ended.
+def check_seconds(follow: float | None) -> None:
+    """Refuse a time from the end of a look to the next that is none."""
+    if follow is not None and not 0 < follow < math.inf:
+        raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
+
+
+def following_work(plan: Plan, options: RunOptions, listener: Listener = SILENT) -> HeldWork[Report]:
+    """Return the work that runs `plan`, or resumes it, and follows its volume until somebody asks to stop.
+
+    It gives how the last look ended. Workers are started for each look that finds something.
 
     Args:
-        start: starts the workers for each look that finds something; it is given a folder for their files.
         options: its `follow` is given.
         listener: its `on_look` is called after each look.
-
-    Raises:
-        RunError: another run's folder or output is in the way, or too much fails.
-        SiteError: the site cannot be used.
     """
     assert options.follow is not None
     first = RunWork(plan, dataclasses.replace(options, update=True), listener)
-    return _Looks(first, updated_again, options.follow, listener.on_look).work.run(start)
+    return _Looks(first, updated_again, options.follow, listener.on_look).work
 
 
 def updated_again(work: RunWork) -> RunWork:

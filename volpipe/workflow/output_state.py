@@ -14,18 +14,15 @@ import volpipe
 from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.usage import Totals
 from volpipe.errors import RunError
-from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.options import RunOptions
-from volpipe.runs.output_work import OutputWork
 from volpipe.runs.provenance import is_sealed, read_provenance
 from volpipe.runs.standing import WorkState
 from volpipe.runs.verify import check_present
+from volpipe.stages.kind import StagePlan
 from volpipe.units import count
 from volpipe.volumes.formats.container import RUN_KEY
 from volpipe.volumes.storage import paths
-from volpipe.workflow.plan import FlowPlan, stages_of
-from volpipe.workflow.stages import RunStage, StagePlan
 
 State = Literal[
     "new", "incomplete", "unchanged", "recipe changed", "weights changed", "code of the net changed", "input changed",
@@ -42,24 +39,19 @@ STANDINGS: dict[State, WorkState] = {
     "other version": WorkState.DAMAGED, "files lost": WorkState.LOST,
 }  # fmt: skip
 """What each is in the table of standings."""
-KINDS: dict[str, State] = {  # by the beginning of a line of `changes`
+RECIPE: State = "recipe changed"
+STATES: dict[str, State] = {  # by the beginning of a line of `changes`; others are keys of the recipe
     "net.weights_sha256": "weights changed", "code_sha256": "code of the net changed",
     "net.identity": "code of the net changed", "source": "input changed",
 }  # fmt: skip
 
 
-def find_state(plan: Plan | FlowPlan, *, same_input: bool = False) -> tuple[State, str]:
-    """Return how the output of `plan` stands, and what differs.
-
-    Raises:
-        RunError: something else is in its place.
-    """
-    if isinstance(plan, Plan):
-        return _state_of_stage(RunStage.alone(plan), same_input=same_input)
+def flow_state(stages: Sequence[StagePlan], *, same_input: bool) -> tuple[State, str]:
+    """Return how the outputs of the `stages` of a flow stand, and what differs; as `stage_state`."""
     states: list[tuple[State, str]] = []
-    for stage in plan.stages:
+    for stage in stages:
         with named(stage.name):
-            state, why = _state_of_stage(stage, same_input=same_input)
+            state, why = stage_state(stage, same_input=same_input)
             states.append((state, f"stage {stage.name}: {why}" if why else ""))
     changed = next((state for state in states if state[0] in CHANGED), None)
     if changed is not None:
@@ -68,19 +60,19 @@ def find_state(plan: Plan | FlowPlan, *, same_input: bool = False) -> tuple[Stat
         return "unchanged", ""
     if all(state == "new" for state, _ in states):
         return "new", ""
-    open_stages = [stage.name for stage, (state, _) in zip(plan.stages, states, strict=True) if state != "unchanged"]
+    open_stages = [stage.name for stage, (state, _) in zip(stages, states, strict=True) if state != "unchanged"]
     return "incomplete", f"left: {', '.join(open_stages)}"
 
 
-def _state_of_stage(stage: StagePlan, *, same_input: bool) -> tuple[State, str]:
-    options = RunOptions(same_input=same_input, is_outside=stage.reads == VOLUME)
-    if isinstance(work := stage.work(options), OutputWork):
-        return _state_of_work(work)
-    return ("unchanged" if stage.is_complete else "new"), ""
+def stage_state(stage: StagePlan, *, same_input: bool) -> tuple[State, str]:
+    """Return how the output of `stage` stands; of an input that other work of ours makes, nothing is compared.
 
-
-def _state_of_work(work: OutputWork[Any, Any]) -> tuple[State, str]:
-    """Return the state of the output of `work`; of an input that other work of ours makes, nothing is compared."""
+    Raises:
+        RunError: something else is in its place.
+    """
+    work = stage.output_work(RunOptions(same_input=same_input, is_outside=stage.reads == VOLUME))
+    if work is None:
+        return ("unchanged" if stage.is_complete else "new"), ""
     plan, folder, out, standing = work.plan, work.folder, paths.locate(work.plan.out), work.standing()
     if standing.state is WorkState.CLEARING:
         return "new", ""
@@ -96,7 +88,10 @@ def _state_of_work(work: OutputWork[Any, Any]) -> tuple[State, str]:
         old = folder.load(type(plan))
         assert old is not None
         changed = old.changes(plan) or ["other sizes"]
-        return _kind(changed), "; ".join(changed)
+        states = {
+            next((state for start, state in STATES.items() if line.startswith(start)), RECIPE) for line in changed
+        }
+        return next(state for state in CHANGED if state in states), "; ".join(changed)
     if other := work.input_changes():
         is_unstarted = standing.state is WorkState.UNSTARTED and not paths.exists(out)
         is_unwritten = is_unstarted or standing.state is WorkState.UNWRITTEN
@@ -106,7 +101,9 @@ def _state_of_work(work: OutputWork[Any, Any]) -> tuple[State, str]:
         if shards and not paths.exists(out):
             return "files lost", f"the output is gone, of which {folder.path} speaks"
         if not work.is_complete or not is_sealed(folder):
-            return "incomplete", _left(work)
+            ledger = work.records.ledger()
+            left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in ledger.schedule.shown)
+            return "incomplete", left + (f"; {count(len(ledger.missing), 'part')} failed" if ledger.missing else "")
         check_present(plan.out, shards)
     except RunError as error:
         return "files lost", str(error)
@@ -116,33 +113,19 @@ def _state_of_work(work: OutputWork[Any, Any]) -> tuple[State, str]:
     return "unchanged", ""
 
 
-def _left(work: OutputWork[Any, Any]) -> str:
-    ledger = work.records.ledger()
-    left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in ledger.schedule.shown)
-    return left + (f"; {count(len(ledger.missing), 'part')} failed" if ledger.missing else "")
-
-
-def _kind(changed: Sequence[str]) -> State:
-    """Return the state for what changed: keys of the recipe first, which may bring the rest with them."""
-    states = {
-        next((kind for start, kind in KINDS.items() if line.startswith(start)), "recipe changed") for line in changed
-    }
-    return next(state for state in CHANGED if state in states)
-
-
-def share_left(plan: Plan | FlowPlan, state: State) -> float:
+def share_left(stages: Sequence[StagePlan], state: State) -> float:
     """Return the share of an output that is still to be written; what is replaced gives its room back."""
     if state != "incomplete":
         return 1.0 if state == "new" else 0.0
-    shares = [stage.share_left for stage in stages_of(plan)]
+    shares = [stage.share_left for stage in stages]
     return sum(shares) / len(shares)
 
 
-def findings(plan: Plan | FlowPlan) -> dict[str, Any]:  # Any: JSON
-    """Return what the journals and the outputs of `plan` say of how it was done, by the names of a batch's table."""
+def findings(stages: Sequence[StagePlan]) -> dict[str, Any]:  # Any: JSON
+    """Return what journals and outputs of `stages` say of how they were done, by the names of a batch's table."""
     taken, missing, seams, origins = Totals(), 0, dict[str, float](), []
-    for stage in stages_of(plan):
-        if not isinstance(work := stage.work(), OutputWork):
+    for stage in stages:
+        if (work := stage.output_work()) is None:
             continue
         for totals in Ledger(work.folder.journal, work.kinds).look().totals.values():
             taken.join(totals)

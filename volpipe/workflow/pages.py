@@ -8,33 +8,44 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from volpipe.blockwise.failures import Missing
 from volpipe.errors import RunError, VolpipeError
 from volpipe.recipes.workflow import VOLUME
 from volpipe.reporting.flow_graph import Node, draw_flow
-from volpipe.reporting.page import REPORT, Draft, Item, Link, Note, Page, Picture, Section, Sheet, filled, reason_of
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.page import (
+    REPORT,
+    Draft,
+    Item,
+    Page,
+    PageSection,
+    Picture,
+    ReportLink,
+    Sentence,
+    Sheet,
+    filled,
+    reason_of,
+)
+from volpipe.reporting.tally import JournalTally
 from volpipe.reporting.tasks import COLUMNS, USAGE_COLUMNS, StageState, colours_of
 from volpipe.runs.pages import Parts, Several, Taken, page_of
 from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
+from volpipe.stages.entry import Entry
+from volpipe.stages.kind import OUTPUTS
 from volpipe.units import bounded, brief, count, size
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, read_table
-from volpipe.workflow.entries import FLOW_FILE, Entry, entries_of, find_entries, find_work
-from volpipe.workflow.plan import STAGES
+from volpipe.workflow.entries import FLOW_FILE, entries_of, find_entries
+from volpipe.workflow.kinds import KINDS, find_work
 from volpipe.workflow.stage_table import num_files
-from volpipe.workflow.train_stage import training_curves
 
 NO_IMAGE = b"", ""
 MOST_BYTES = 64 << 20  # of journals of a batch that are read for its report
 MOST_THUMBNAILS, THUMBNAIL = 100, 128  # datasets of a batch, pixels
 MOST_STAGES = 12  # of a flow
-FLOW_SECTION = "Outputs"
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class _StagePart:
 
     entry: Entry
     taken: Taken | None
-    tally: Tally
+    tally: JournalTally
     is_complete: bool
     planned: Planned | None
     problem: str = ""
@@ -65,7 +76,7 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
     entries = find_entries(folder.path)
     if entries is None:
         raise RunError(f"{folder.path} holds no stages")
-    tally = Tally()
+    tally = JournalTally()
     parts = [_stage_part(entry, tally) for entry in entries]
     missing = [
         Missing(f"{part.entry.name}: {each.stage}", each.unit, each.box, each.reason)
@@ -76,7 +87,7 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
     tree = read_json(folder.path / FLOW_FILE) or {}
     facts = {"input": str(tree.get("volume", "")), "recipe": str(tree.get("recipe", "")), "outputs in": out}
     summary: list[Item] = [_stage_sheet(folder.path, parts)]
-    summary += [Note(f"Stage {part.entry.name}: {part.problem}", "warning") for part in parts if part.problem]
+    summary += [Sentence(f"Stage {part.entry.name}: {part.problem}", "warning") for part in parts if part.problem]
     summary += [item for entry in entries for item in _score_items(entry)]
     summary += [flow_picture(entries, facts["input"])]
     stages = {f"{part.entry.name}: {name}": state for part in parts for name, state in part.stages.items()}
@@ -97,16 +108,16 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
     )
 
 
-def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
+def _stage_part(entry: Entry, tally: JournalTally) -> _StagePart:
     """Return what the journal of a stage says, which is added to `tally` as well."""
-    prefix, own = f"{entry.name}: ", Tally()
+    prefix, own = f"{entry.name}: ", JournalTally()
     try:
         work = find_work(entry.run)
         if work is None:
             for journal in entry.journals:
                 own.read(journal)
                 tally.read(journal, prefix)
-            return _StagePart(entry, None, own, STAGES[entry.kind].is_done(entry), None)
+            return _StagePart(entry, None, own, KINDS[entry.kind].is_done(entry), None)
         taken = work.records.taken(tally, prefix)
         own.read(entry.run.journal)
         return _StagePart(
@@ -131,9 +142,9 @@ def flow_picture(stages: Sequence[Entry], volume: str) -> Picture:
 def _score_items(entry: Entry) -> list[Item]:
     """Return the scores of a stage that has made some, or why they cannot be read."""
     try:
-        items = STAGES[entry.kind].scores(entry)
+        items = KINDS[entry.kind].scores(entry)
     except VolpipeError as error:
-        return [Note(f"Stage {entry.name}: {reason_of(error)}", "warning")]
+        return [Sentence(f"Stage {entry.name}: {reason_of(error)}", "warning")]
     return [replace(i, title=f"{i.title} of stage {entry.name}") if isinstance(i, Sheet) else i for i in items]
 
 
@@ -179,7 +190,7 @@ def _link(folder: Path, other: Path, text: str, image: tuple[bytes, str] = NO_IM
     """Return a link from the report in `folder` to that in `other`, with an image; a text where there is none."""
     if not (other / REPORT).is_file():
         return text
-    return Link(text, os.path.relpath(other / REPORT, folder).replace(os.sep, "/"), *image)
+    return ReportLink(text, os.path.relpath(other / REPORT, folder).replace(os.sep, "/"), *image)
 
 
 def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
@@ -198,8 +209,8 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     taken = f"read {size(sum(r.read_bytes for r in rows))}, written {size(sum(r.written_bytes for r in rows))}"
     facts |= {"planned": _planned(rows), "taken": taken}
     first = f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."
-    summary = [Note(first)] if num_read < len(rows) else []
-    datasets = Section("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
+    summary = [Sentence(first)] if num_read < len(rows) else []
+    datasets = PageSection("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
     what = f"A batch of {count(len(rows), 'dataset')}."
     parts = Parts(folder.path.name, what, facts, summary, sections=[datasets])
     return page_of(folder, Several(tally), parts, is_complete=done == len(rows))
@@ -214,9 +225,9 @@ def _planned(rows: Sequence[DatasetRow]) -> str:
     return room if None in times else f"{room}; {brief(sum(filter(None, times)))} of workers"
 
 
-def _tally_of(rows: Sequence[DatasetRow]) -> tuple[Tally, int]:
+def _tally_of(rows: Sequence[DatasetRow]) -> tuple[JournalTally, int]:
     """Return the sums of the journals of datasets, and of how many, as far as they are read in a moment."""
-    tally, left = Tally(), MOST_BYTES
+    tally, left = JournalTally(), MOST_BYTES
     for number, row in enumerate(rows):
         journals = _journals_of(row)
         left -= sum(journal.stat().st_size for journal in journals)
@@ -274,17 +285,9 @@ def _short(volume: str) -> str:
 
 def stage_pictures(entries: Sequence[Entry]) -> list[Draft]:
     """Return the main picture of each stage of a flow that makes a volume, and the curves of one that trains."""
-    makers = [entry for entry in entries if STAGES[entry.kind].makes_volume][:MOST_STAGES]
-    drafts = [Draft(f"Output of stage {entry.name}", partial(_stage_picture, entry), FLOW_SECTION) for entry in makers]
-    trained = [entry for entry in entries if STAGES[entry.kind].makes_weights]
-    titles = {entry.name: f"Losses and scores of stage {entry.name}" for entry in trained}
-    return [Draft(titles[e.name], partial(training_curves, e.run.path), titles[e.name]) for e in trained] + drafts
-
-
-def _stage_picture(entry: Entry) -> list[Item]:
-    work = find_work(entry.run)
-    picture = None if work is None else work.pictures.main(entry.name)
-    return [] if picture is None else [picture]
+    drafts = [draft for entry in entries for draft in KINDS[entry.kind].pictures(entry)]
+    outputs = [draft for draft in drafts if draft.section == OUTPUTS]
+    return [draft for draft in drafts if draft.section != OUTPUTS] + outputs[:MOST_STAGES]
 
 
 def thumbnails(rows: Sequence[DatasetRow]) -> dict[int, tuple[bytes, str]]:
@@ -303,8 +306,7 @@ def thumbnails(rows: Sequence[DatasetRow]) -> dict[int, tuple[bytes, str]]:
 
 def _thumbnail(row: DatasetRow) -> tuple[bytes, str] | None:
     try:
-        makers = (entry for entry in entries_of(row.out) if STAGES[entry.kind].makes_volume)
-        works = [work for entry in makers if (work := find_work(entry.run)) is not None]
+        works = [work for entry in entries_of(row.out) if (work := find_work(entry.run)) is not None]
         return works[-1].pictures.thumbnail(THUMBNAIL) if works else None
     except (VolpipeError, OSError, ValueError):  # its own report says so
         return None

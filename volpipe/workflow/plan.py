@@ -5,35 +5,19 @@ Not here: the recipe (recipes.workflow), what it all takes (cost), or running it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from volpipe.estimation.limits import check_apart
-from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import Flow, named
 from volpipe.runs.run_folder import RunFolder
+from volpipe.stages.kind import Planning, StagePlan
+from volpipe.stages.sizing import UNSIZED, Sizing
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import absolute
-from volpipe.workflow.prepare import UNSIZED, Sizing
-from volpipe.workflow.stages import (
-    CompareStage,
-    ConvertStage,
-    FunctionStage,
-    LabelStage,
-    MeasureStage,
-    Planning,
-    RunStage,
-    ScoreStage,
-    StagePlan,
-)
-from volpipe.workflow.train_stage import TrainStage
-
-STAGES: Mapping[str, type[StagePlan]] = {
-    each.kind: each
-    for each in (RunStage, ConvertStage, FunctionStage, LabelStage, TrainStage, ScoreStage, CompareStage, MeasureStage)
-}
+from volpipe.workflow.kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -78,7 +62,7 @@ class FlowPlan:
         for stage in self.flow.stages:
             with named(stage.name):
                 is_kept = stage.name in kept
-                stages[stage.name] = before[stage.name] if is_kept else STAGES[stage.kind].planned(stage, among)
+                stages[stage.name] = before[stage.name] if is_kept else KINDS[stage.kind].planned(stage, among)
         return replace(self, stages=tuple(stages.values()))
 
     def warnings(self) -> list[str]:
@@ -90,11 +74,6 @@ class FlowPlan:
         """The last stage, of those that make a volume if there are any."""
         made = [stage for stage in self.stages if stage.makes_volume]
         return (made or self.stages)[-1]
-
-
-def stages_of(plan: Plan | FlowPlan) -> tuple[StagePlan, ...]:
-    """Return the stages of `plan`, of one net the only one."""
-    return plan.stages if isinstance(plan, FlowPlan) else (RunStage.alone(plan),)
 
 
 def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path, sizing: Sizing = UNSIZED) -> FlowPlan:

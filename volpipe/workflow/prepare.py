@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from volpipe.blockwise.pool import Capacity
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.estimation.window_choice import fastest_plan
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import check_name, check_output
-from volpipe.inference.output_plan import Source
+from volpipe.inference.output_plan import SourceVolume
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.plan_notes import plan_notes, with_trained_normalisation
 from volpipe.inference.roi import lay_mask
@@ -35,28 +34,11 @@ from volpipe.nets.trained import Trained, unknown_size_note
 from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
 from volpipe.recipes.toml import differences
 from volpipe.runs.run_folder import RunFolder
+from volpipe.stages.sizing import UNSIZED, Sizing
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.values import Sample, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
-
-
-@dataclass(frozen=True)
-class Sizing:
-    """By what a plan takes the sizes that its recipe leaves open.
-
-    Attributes:
-        capacity: what the site gives its workers, None where no site is known: then the net's own are taken.
-        fresh: whether a run that was begun does not count; else its sizes are kept, on whatever site it goes on.
-        sizes: these, where they are known.
-    """
-
-    capacity: Capacity | None = None
-    fresh: bool = False
-    sizes: NetSizes | None = None
-
-
-UNSIZED = Sizing()
 
 
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path, sizing: Sizing = UNSIZED) -> Plan:
@@ -111,12 +93,13 @@ def prepare_for(
         check_output(array)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
-    notes = plan_notes(recipe, given, net, volume, sample, mask, trained)
-    size_note = unknown_size_note(volume, trained)
-    return plan.changed(
-        notes=(*plan.notes, *filter(None, [size_note])), volume_notes=tuple(notes),
+    notes = replace(
+        plan.notes,
+        volume=(*plan.notes.volume, *filter(None, [unknown_size_note(volume, trained)])),
+        fit=tuple(plan_notes(recipe, given, net, volume, sample, mask, trained)),
         mapping=mapping(recipe.normalise, volume.dtype),
-    )  # fmt: skip
+    )
+    return plan.changed(notes=notes)
 
 
 OUTPUT_OF: Mapping[str, Callable[[Plan], object]] = {  # an array of a run, as far as later stages rest on it
@@ -148,7 +131,7 @@ def longest_first(plans: Sequence[Plan], maker: str = "") -> Sequence[Plan]:
         return plans
     note = f"the longest of {len(plans)} nets that stage {maker} tries"
     ranked = sorted(plans, key=lambda plan: -plan.net.num_parameters * plan.lattice.num_windows * prod(plan.window))
-    return [plan.changed(net_note=note) for plan in ranked]
+    return [plan.changed(notes=replace(plan.notes, net=note)) for plan in ranked]
 
 
 def sample_for(recipe: Recipe, volume: Volume) -> Sample | None:
@@ -211,7 +194,7 @@ def prepare_again(plan: Plan) -> Plan:
     """Return `plan` for its volume and its mask as they are now; the net is looked at only where these are others."""
     volume = plan.source.volume()
     laid = None if plan.mask is None else lay_mask(open_volume(plan.mask.path, plan.mask.key), volume)
-    if Source.from_volume(volume) == plan.source and laid == plan.mask:
+    if SourceVolume.from_volume(volume) == plan.source and laid == plan.mask:
         return plan
     return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
 

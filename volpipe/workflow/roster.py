@@ -14,8 +14,8 @@ from typing import Any
 
 from volpipe.blockwise.notes import DRIVER, Note, TaskNote, read_workers
 from volpipe.runs.presence import Sightings
+from volpipe.stages.status import Status
 from volpipe.training.task import STAGE as TRAIN
-from volpipe.workflow.status import Status
 
 MISSED_NOTES, MORE_SECONDS = 3, 2.0  # after which a worker counts as silent: killed, frozen, or cut off
 MOST_DIFFERENCE = 10.0  # seconds between a worker's clock and that of the file system, above which it is named

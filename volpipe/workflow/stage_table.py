@@ -14,14 +14,15 @@ from typing import Any
 
 from volpipe.blockwise.usage import Totals
 from volpipe.errors import RunError
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.tally import JournalTally
 from volpipe.runs.pages import disk_use
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.stage_work import StageWork
+from volpipe.stages.entry import Entry
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import find_batch, read_table
-from volpipe.workflow.entries import Entry, find_entries, find_work
-from volpipe.workflow.plan import STAGES
+from volpipe.workflow.entries import find_entries
+from volpipe.workflow.kinds import KINDS, find_work
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,12 @@ def stage_rows(output: str) -> Iterator[StageRow]:
     if entries is None:
         entries, alone = _alone(output)
     for entry in entries:
-        tally = Tally()
+        tally = JournalTally()
         for journal in entry.journals:
             tally.read(journal)
         if tally.num_damaged:
             raise RunError(f"{tally.first_damaged} is damaged, so that its tasks cannot be added up; restore the file")
-        is_complete = STAGES[entry.kind].is_done(entry) if alone is None else alone.is_complete
+        is_complete = KINDS[entry.kind].is_done(entry) if alone is None else alone.is_complete
         yield StageRow.of(entry, tally.all, flow=output, is_complete=is_complete)
 
 

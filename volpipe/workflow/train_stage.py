@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.blockwise.journal import read_records
+from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Stage
@@ -31,9 +32,9 @@ from volpipe.estimation.memory import NET_SAFETY
 from volpipe.inference.statistics import affine, in_numbers
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import Recipe
-from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
-from volpipe.recipes.workflow import VOLUME, FlowStage, Learning
-from volpipe.reporting.page import Item, Page
+from volpipe.recipes.training import LOSSES, WEIGHTS, Data, TrainRecipe
+from volpipe.recipes.workflow import VOLUME, FlowStage, Learning, Link, Tree
+from volpipe.reporting.page import Draft, Page
 from volpipe.runs.held_work import HeldWork
 from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.presence import Presence
@@ -41,6 +42,9 @@ from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.stage_work import SILENT, Listener, StageWork
 from volpipe.runs.standing import Standing, WorkState
+from volpipe.stages.entry import Entry
+from volpipe.stages.kind import Planning, StageCost, StagePlan, Truth
+from volpipe.stages.status import Looker, Status
 from volpipe.training.data.volumes import cached_bytes, check_net, identities, open_inputs, resolve_address
 from volpipe.training.driver import (
     check_continued,
@@ -51,20 +55,18 @@ from volpipe.training.driver import (
     trained,
     training_work,
 )
-from volpipe.training.logs import last_step, read_log
-from volpipe.training.pages import curves
+from volpipe.training.logs import last_step, read_log, read_pace
+from volpipe.training.pages import curves, training_page
 from volpipe.training.progress import TrainingProgress
 from volpipe.training.search.grid import Sweep
 from volpipe.training.search.optuna import Tuning
-from volpipe.training.search.pages import trial_items
-from volpipe.training.search.trials import Search, TrialResult, Trials, best_trial
+from volpipe.training.search.pages import trial_items, trials_page
+from volpipe.training.search.trials import Search, TrialResult, Trials, best_trial, has_trials, is_ended
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.volumes.identity import input_changes
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import Volume, absolute, open_volume
-from volpipe.workflow.entries import Entry
 from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
-from volpipe.workflow.stages import Planning, StageCost, StagePlan, Truth
 
 MEASURED_STEPS = 3  # that a plan takes to know the time of one
 
@@ -132,12 +134,21 @@ class TrainStage(StagePlan):
     """A training, or several of which the best goes on; it makes weights."""
 
     kind = "train"
+    about = "the weights of a net, as `volpipe train`."
+    keys = Learning
+    has_input = False
+    makes = "weights"
     shown = "training"
-    makes_volume = False
-    makes_weights = True
-    level = 0
-    num_blocks = 0
     plan: TrainPlan
+
+    @classmethod
+    def links(cls, tree: Tree) -> Iterator[Link]:
+        """Yield the volumes that it learns from."""
+        data = tree.get("data")
+        for number, entry in enumerate(data if isinstance(data, list) else ()):
+            for key in ("path", "labels"):
+                if isinstance(entry, dict) and isinstance(entry.get(key), str):
+                    yield Link(f"data.{number}.{key}", entry[key])
 
     @classmethod
     def planned(cls, stage: FlowStage, among: Planning) -> TrainStage:
@@ -162,8 +173,40 @@ class TrainStage(StagePlan):
         return self
 
     @classmethod
+    def home(cls, output: str) -> RunFolder:
+        return RunFolder(Path(output))
+
+    @classmethod
     def is_done(cls, entry: Entry) -> bool:
-        return _trained(Path(entry.out)) is not None
+        """Return whether weights are there: of the only training, or of the best of many."""
+        path = Path(entry.out)
+        training = Training.load(path)
+        return best_trial(path) is not None if training is None else is_complete(path, training.recipe)
+
+    @classmethod
+    def status(cls, folder: RunFolder, looker: Looker) -> Status | None:
+        if (status := training_status(folder.path, looker)) is not None or not has_trials(folder.path):
+            return status
+        parts = tuple(
+            replace(part, name=path.name)
+            for path in sorted(folder.path.glob("[0-9]*"))
+            if path.is_dir() and (part := training_status(path, looker)) is not None
+        )
+        driver = looker.driver(folder.path, folder.log)
+        return Status("trials", str(folder.path), is_ended(folder.path), driver, parts=parts, folder=folder.path)
+
+    @classmethod
+    def page(cls, folder: RunFolder) -> Page | None:
+        if Training.load(folder.path) is not None:
+            return training_page(folder)
+        return trials_page(folder) if has_trials(folder.path) else None
+
+    @classmethod
+    def pictures(cls, entry: Entry) -> list[Draft]:
+        """Return losses and scores of the training, or the scores of many."""
+        title, path = f"Losses and scores of stage {entry.name}", entry.run.path
+        is_one = (path / TRAINING_FILE).is_file()
+        return [Draft(title, lambda: [*curves(path)] if is_one else trial_items(path), title)]
 
     @property
     def folder(self) -> RunFolder:
@@ -172,10 +215,6 @@ class TrainStage(StagePlan):
 
     def work(self, options: RunOptions = PLAIN, listener: Listener = SILENT) -> TrainWork:
         return TrainWork(self, options, listener)
-
-    def volume(self, level: int = 0, array: str = "") -> Volume:
-        """Refuse: there is none."""
-        raise PlanError(f"stage {self.name} makes weights, no volume that another could read")
 
     def outside(self) -> Iterator[tuple[Volume, str]]:
         """Yield the volumes that it learns from and no stage makes; before the others are there, those of the first."""
@@ -511,14 +550,17 @@ def _folders(path: Path) -> list[Path]:
     return sorted(folder for folder in path.glob("[0-9]*") if (folder / TRAINING_FILE).is_file())
 
 
-def training_curves(path: Path) -> list[Item]:
-    """Return losses and scores of the training in `path`, or the scores of many."""
-    return [*curves(path)] if (path / TRAINING_FILE).is_file() else trial_items(path)
-
-
-def _trained(path: Path) -> Path | None:
-    """Return the folder of the weights that a stage left in `path`; None where it is not complete."""
-    training = Training.load(path)
+def training_status(folder: Path, looker: Looker) -> Status | None:
+    """Return how far the training in `folder` is; None where none lies there."""
+    training = looker.kept(folder / TRAINING_FILE, lambda: Training.load(folder))
     if training is None:
-        return best_trial(path)
-    return path if is_complete(path, training.recipe) else None
+        return None
+    steps, newest = training.recipe.train.steps, newest_step(folder)
+    driver, pace = looker.driver(folder, folder / LOSSES), read_pace(folder)
+    done = max(newest, 0 if pace is None else pace.step)
+    has_weights = (folder / WEIGHTS).is_file()
+    remark = "its weights are gone; the same command makes them again" if newest >= steps and not has_weights else ""
+    return Status(
+        TrainStage.shown, str(folder), newest >= steps and has_weights, driver,
+        {STAGE: StageNote(min(done, steps), steps)}, remark=remark, folder=folder, pace=pace,
+    )  # fmt: skip

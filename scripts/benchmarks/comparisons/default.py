@@ -35,8 +35,8 @@ from benchmarks.comparisons.peer import Prepare, Take, peers
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import DEFAULT_RECIPE, ROOT, Session, session
 from volpipe.geometry.grid import Box
+from volpipe.stages.sizing import Sizing
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.prepare import Sizing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

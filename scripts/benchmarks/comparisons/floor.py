@@ -12,8 +12,9 @@ from benchmarks.session import DEFAULT_RECIPE, IDENTITY, remove, session
 from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
+from volpipe.stages.sizing import Sizing
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.prepare import Sizing, prepare
+from volpipe.workflow.prepare import prepare
 
 
 def copy(plan_json: str) -> Callable[[Take], None]:

@@ -30,7 +30,8 @@ from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, ROOT, session
 from volpipe.geometry.grid import Triple
 from volpipe.recipes.inference import Recipe, load_recipe
-from volpipe.workflow.prepare import Sizing, prepare
+from volpipe.stages.sizing import Sizing
+from volpipe.workflow.prepare import prepare
 
 WINDOW = 64
 SETTINGS = (

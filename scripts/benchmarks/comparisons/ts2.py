@@ -29,7 +29,8 @@ from benchmarks.comparisons.default import installed
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import Session, environment, remove, session
 from volpipe.api.labels import segment
-from volpipe.evaluation.label_scores import label_scores, overlaps
+from volpipe.evaluation.label_scores import overlaps
+from volpipe.evaluation.scores import label_scores
 from volpipe.volumes.volume import open_volume
 
 DATA = Path(os.environ.get("VOLPIPE_DATA", "")) / "fibsem_medulla"

@@ -35,7 +35,7 @@ from volpipe.inference.plan import Plan
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
 from volpipe.volumes.storage.paths import locate
-from volpipe.workflow.driver import execute
+from volpipe.workflow.work_plan import execute
 
 TASKS_EACH = 40  # of a worker; with 20 the tail of uneven times is most of what is lost
 DRIVER_SECONDS = 0.002  # that the driver takes for a task, twice what `engine` measures

@@ -29,7 +29,7 @@ from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import graph, tasks
 from volpipe.segmentation.plan import SegmentPlan, fit
-from volpipe.segmentation.solve import Part
+from volpipe.segmentation.solve import GraphPart
 from volpipe.segmentation.tasks import SegmentJob, load_one
 from volpipe.volumes.storage.lock import held
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume
@@ -78,7 +78,7 @@ def planned(folder: Path, blocks: Shape) -> SegmentPlan:
     return fit(open_volume(folder / "a.zarr"), recipe, folder / "out", folder)
 
 
-def made_up(plan: SegmentPlan, block: int) -> Part:
+def made_up(plan: SegmentPlan, block: int) -> GraphPart:
     """Return the graph of `block`."""
     place, counts = plan.blocks.index(block), [CELLS * n for n in plan.blocks.counts]
     local = np.stack(np.meshgrid(*[np.arange(CELLS)] * 3, indexing="ij"), -1).reshape(-1, 3)
@@ -90,7 +90,7 @@ def made_up(plan: SegmentPlan, block: int) -> Part:
     table = np.concatenate(
         [np.full((len(cells), 1), CELL**3), (corner @ strides)[:, None], corner, last, centre], axis=1
     )
-    return Part.from_block(block, table, np.zeros((0, 2), np.int64), *_edges(plan, cells, counts))
+    return GraphPart.from_block(block, table, np.zeros((0, 2), np.int64), *_edges(plan, cells, counts))
 
 
 def _edges(plan: SegmentPlan, cells: np.ndarray, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

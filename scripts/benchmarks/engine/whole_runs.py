@@ -39,8 +39,8 @@ from volpipe.volumes import checksums
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import ArraySpec, create_array, open_writer
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 MIB = 2**20
 # What stand-ins say they took per unit: each block is a task of its own, as in runs that are worth so many.
@@ -100,7 +100,7 @@ class StandIns:
 
     def _record(self, app: str, units: tuple[int, ...], *arguments: Any) -> Record[Any]:
         stage = " ".join(map(str, (app, *arguments)))
-        if app == "rehearse":
+        if app == "calibrate":
             return Record(stage, units, result=COSTS, usage=_usage(0.0))
         usage = _usage(SECONDS.get(app, OTHER_SECONDS) * len(units))
         result: Written | None = None

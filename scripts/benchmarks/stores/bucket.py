@@ -32,8 +32,8 @@ from volpipe.synthetic.volume import Sample
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 NAME = "bench"
 SETTINGS = (*IDENTITY, "tensors.mode=streamed", "output.codec=raw")

@@ -42,7 +42,7 @@ from volpipe.workflow.roster import Roster, Worker
 from volpipe.workflow.status import Observer
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
-STAGES = {"rehearse", "factor", "infer", "reassemble", "discard windows", "discard sum"}  # of a run's tasks
+STAGES = {"calibrate", "factor", "infer", "reassemble", "discard windows", "discard sum"}  # of a run's tasks
 
 
 @pytest.fixture(scope="module")

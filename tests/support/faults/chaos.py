@@ -29,7 +29,7 @@ FROZEN = ("frozen worker", "frozen manager", "frozen driver")
 SIGNALS = ("TERM", "INT")
 LIES = {"read errors": "eio=0.05", "write errors": "enospc=0.05", "slow reads": "slow=0.2", "clock": "clock=90000"}
 LIES["all lies"] = ",".join(LIES.values())
-SCRATCH = ("tensors.*", "rehearsal", "ids.zarr", "pieces", "edges", "painted.npy", "names.npz")
+SCRATCH = ("tensors.*", "calibration", "ids.zarr", "pieces", "edges", "painted.npy", "names.npz")
 DISKS = {"full disk": "size={}k", "no inodes": "nr_inodes={}", "read-only": "ro"}
 COLUMNS = "{:>5} {:>5}  {:<16} {:>7} {:>5} {:>7} {:>7} {:>6} {:>6}"
 HEAD = COLUMNS.format("round", "kill", "what", "after", "code", "marked", "flying", "again", "wrong")

@@ -32,8 +32,8 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.runs.options import RunOptions
 from volpipe.training.data.dataset import ChunkSampler, WindowDataset
 from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume, open_writer
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 SHAPE, WINDOW, OVERLAP, BLOCK = (40, 34, 29), (16, 14, 12), (4, 7, 0), (2, 3, 2)
 

@@ -21,8 +21,8 @@ from volpipe.training.data.degrade import context
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.volumes import cached_bytes
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale
-from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.work_plan import execute
 
 SHAPE = (24, 30, 36)
 

@@ -46,7 +46,7 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
-from volpipe.workflow.driver import execute
+from volpipe.workflow.work_plan import execute
 
 GROUPS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "n5": "n5", "zarr2": "zarr2"}
 

@@ -19,8 +19,8 @@ from volpipe.geometry.grid import Box, Triple, mirror
 from volpipe.geometry.labels import ignored
 from volpipe.inference.intensity import to_dtype
 from volpipe.recipes.training import TrainRecipe
-from volpipe.training.data.degrade import blur, context, gaussian, radius
-from volpipe.training.data.samples import Changes, Sampler, Window
+from volpipe.training.data.degrade import blur, coarsening, radius
+from volpipe.training.data.samples import Augmentation, Sampler, Window
 from volpipe.training.data.targets import class_targets, signed, tensor_targets
 from volpipe.training.data.volumes import check_classes
 
@@ -46,15 +46,15 @@ class PairMaker:
         self.held: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def hold(self, room: float) -> None:
-        """Keep volumes on the device, as stored, that fit into `room` bytes, small ones first.
+        """Keep volumes on the device, as stored, small ones first, as far as they fit into `room` bytes.
 
         One of which the training sees but a part is not kept: to read it whole would take longer. Of a volume with
         labels of a part, that is kept.
         """
-        pairs = zip(self.sampler.seen_whole, self.sampler.sources, strict=True)
+        pairs = zip(self.sampler.reads_whole, self.sampler.sources, strict=True)
         for is_whole, source in sorted(pairs, key=lambda pair: pair[1].num_bytes):
             if is_whole and source.num_bytes <= room:
-                loaded = self._read(Window(source, source.read_box, Changes()))
+                loaded = self._read_voxels(Window(source, source.read_box, Augmentation()))
                 labels = None if loaded.labels is None else loaded.labels.to(self.device)
                 self.held[id(source)] = loaded.voxels.to(self.device), labels
                 room -= source.num_bytes
@@ -62,13 +62,13 @@ class PairMaker:
     def load(self, window: Window) -> Loaded:
         """Return `window` with its voxels: cut from a volume that is held, else read, ready for a copy to a GPU."""
         if id(window.source) not in self.held:
-            return self._read(window)
+            return self._read_voxels(window)
         (voxels, labels), box = self.held[id(window.source)], window.box.relative_to(window.source.read_box.start)
         return Loaded(window, mirrored_part(voxels, box), None if labels is None else labels[box.slices])
 
-    def _read(self, window: Window) -> Loaded:
+    def _read_voxels(self, window: Window) -> Loaded:
         data, labels = window.source.read(window), window.source.read_labels(window.box)
-        small = data.dtype.itemsize <= 2 and data.dtype.kind in "iu"
+        small = data.dtype.itemsize <= 2 and np.issubdtype(data.dtype, np.integer)
         voxels = torch.from_numpy(np.ascontiguousarray(data, data.dtype.newbyteorder("=") if small else np.float32))
         if labels is not None and self.recipe.learns_classes:
             check_classes(window.source.labels, labels, self.recipe.classes)
@@ -80,7 +80,7 @@ class PairMaker:
     def pair(self, batch: Sequence[Loaded]) -> Pair:
         """Return inputs and truth of `batch`, whose windows are of one shape."""
         windows = [each.window for each in batch]
-        data, labels = self._moved(batch)
+        data, labels = self._displaced(batch)
         inputs = _intensities(self.degraded(data, windows), windows)
         if labels is not None:
             return inputs, targets_of(self.recipe, labels, windows[0].source.label_dtype)
@@ -111,9 +111,10 @@ class PairMaker:
         dtype, inputs = window.source.volume.dtype, inputs.clone()
         for box in window.changes.cuts:
             inputs[:, *box.slices] = inputs.mean()
-        return to_dtype(inputs, dtype).float() if self.recipe.degrade.whole and dtype.kind in "iu" else inputs
+        is_rounded = self.recipe.degrade.whole and np.issubdtype(dtype, np.integer)
+        return to_dtype(inputs, dtype).float() if is_rounded else inputs
 
-    def _moved(self, batch: Sequence[Loaded]) -> tuple[Tensor, Tensor | None]:
+    def _displaced(self, batch: Sequence[Loaded]) -> tuple[Tensor, Tensor | None]:
         """Return voxels (n, c, z, y, x), float32, and labels (n, z, y, x) of `batch`, on the device and turned."""
         voxels, labels = [], []
         for each in batch:
@@ -134,14 +135,14 @@ class PairMaker:
 
 
 def targets_of(recipe: TrainRecipe, labels: Tensor, dtype: np.dtype) -> Tensor:
-    """Return what is learnt of `signed` labels (n, z, y, x) that had `dtype`: (n, c, z, y, x), int8."""
+    """Return the targets (n, c, z, y, x), int8, of `signed` labels (n, z, y, x) that had the type `dtype`."""
     if recipe.learns_classes:
         return class_targets(labels, len(recipe.classes.names), ignored(dtype, recipe.ignore))
     return tensor_targets(labels, recipe.affinities.offsets, ignored(dtype, recipe.ignore))
 
 
 def mirrored_part(data: Tensor, box: Box) -> Tensor:
-    """Return the voxels of `box` of `data` (c, z, y, x), mirrored at its faces outside of it."""
+    """Return the voxels of `box` in `data` (c, z, y, x); outside of `data` they are mirrored at its faces."""
     if Box.from_shape(data.shape[1:]).contains(box):
         return data[:, *box.slices]
     for axis, (start, stop, size) in enumerate(zip(box.start, box.stop, data.shape[1:], strict=True), 1):
@@ -149,7 +150,7 @@ def mirrored_part(data: Tensor, box: Box) -> Tensor:
     return data
 
 
-def turned(data: Tensor, changes: Changes) -> Tensor:
+def turned(data: Tensor, changes: Augmentation) -> Tensor:
     """Return `data` (..., z, y, x) flipped, then with y and x exchanged, as `changes` has it."""
     data = data.flip(changes.flips)
     return data.transpose(-1, -2) if changes.swap else data
@@ -204,30 +205,9 @@ def coarser(data: Tensor, kind: str, scale: Triple) -> Tensor:
         scale: voxels (z, y, x) of the truth per voxel of the result.
     """
     for axis, factor in enumerate(scale, start=2):
-        if factor > 1 and kind != "none":
-            data = _coarser(data, axis, factor, kind)
+        if factor > 1:
+            data = coarsening(kind).along(data, axis, factor)
     return data
-
-
-def _coarser(data: Tensor, axis: int, factor: int, kind: str) -> Tensor:
-    if kind == "bin":
-        shape = (*data.shape[:axis], -1, factor, *data.shape[axis + 1 :])
-        return data.reshape(shape).mean(axis + 1)
-    before = (slice(None),) * axis
-    if kind == "subsample":  # of an even factor no voxel lies in the middle: the one after it
-        return data[(*before, slice(factor // 2, None, factor))]
-    weights = gaussian(factor)
-    reach = context(kind, (factor, 1, 1))[0]
-    count = data.shape[axis] // factor - 2 * (reach // factor)
-    first = reach + (factor - 1) // 2 - (len(weights) - 1) // 2
-    taps = [
-        data[(*before, slice(first + tap, first + tap + (count - 1) * factor + 1, factor))]
-        for tap in range(len(weights))
-    ]
-    result = torch.zeros_like(taps[0])
-    for tap, weight in zip(taps, weights.tolist(), strict=True):
-        result.add_(tap, alpha=weight)
-    return result
 
 
 def blurred(data: Tensor, deviations: Sequence[float], axes: Sequence[int]) -> Tensor:
@@ -246,7 +226,7 @@ def blurred(data: Tensor, deviations: Sequence[float], axes: Sequence[int]) -> T
     return data
 
 
-def _defocused(data: Tensor, changes: Changes) -> Tensor:
+def _defocused(data: Tensor, changes: Augmentation) -> Tensor:
     """Return the inputs (c, z, y, x) of one window, whose slices are blurred along y and x by their own deviations."""
     if changes.slice_blurs is None or not changes.slice_blurs.any():
         return data
@@ -287,6 +267,6 @@ def _intensities(data: Tensor, windows: Sequence[Window]) -> Tensor:
 
 
 def _column(numbers: Sequence[float], data: Tensor) -> Tensor:
-    """Return `numbers`, one for each of `data` (n, ...), float32, such that they broadcast over it."""
+    """Return `numbers`, one for each window of `data` (n, ...), as a float32 tensor that broadcasts over it."""
     column = torch.tensor(numbers, dtype=torch.float32).to(data.device, non_blocking=True)
     return column.view(-1, *[1] * (data.ndim - 1))

@@ -119,13 +119,13 @@ class WindowDataset(Dataset[torch.Tensor]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        return list(torch.from_numpy(self.source.read([self._number(index) for index in indices])))
+        return list(torch.from_numpy(self.source.read([self._window_number(index) for index in indices])))
 
     def box(self, index: int) -> Box:
         """Return where window `index` lies in the volume, in voxels (z, y, x); it may reach outside."""
-        return self.lattice.window_box(self._number(index))
+        return self.lattice.window_box(self._window_number(index))
 
-    def _number(self, index: int) -> int:
+    def _window_number(self, index: int) -> int:
         """Return the lattice's number of window `index`, which counts from the end if it is negative."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"window {index} is outside the dataset of {len(self)} windows")
@@ -159,10 +159,10 @@ class ChunkSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Return this rank's indices: a contiguous part of the common order, so that ranks hardly share blocks."""
         epoch, start = self.epoch, self.rank * len(self)
-        endless = itertools.chain.from_iterable(self._order(epoch) for _ in itertools.count())
+        endless = itertools.chain.from_iterable(self._shuffled(epoch) for _ in itertools.count())
         return itertools.islice(endless, start, start + len(self))
 
-    def _order(self, epoch: int) -> Iterator[int]:
+    def _shuffled(self, epoch: int) -> Iterator[int]:
         """Yield every index once; only the order of blocks is held in memory."""
         lattice = self.dataset.lattice
         rng = np.random.default_rng((self.seed, epoch))

@@ -28,7 +28,7 @@ def targets(labels: np.ndarray, offsets: Sequence[Offset], ignore: Ignore = None
 
 
 def signed(labels: np.ndarray) -> Tensor:
-    """Return `labels` as a tensor of a type that torch compares on every device: each number as another one."""
+    """Return `labels` as signed integers, which torch compares on every device; different labels stay different."""
     native = np.ascontiguousarray(labels, labels.dtype.newbyteorder("="))
     return torch.from_numpy(native.astype(np.int32) if native.itemsize < 4 else native.view(f"i{native.itemsize}"))
 
@@ -108,15 +108,19 @@ def roc_auc(levels: np.ndarray) -> float:
     It is the chance that a NEAR voxel has a higher level than one APART; equal levels count half. Of the histograms
     `levels` (offset, 2, LEVELS), the mean over the offsets with both.
     """
-    return _mean(levels, lambda apart, near: (near * (np.cumsum(apart) - apart / 2)).sum() / (near.sum() * apart.sum()))
+    return _mean_score(
+        levels, lambda apart, near: (near * (np.cumsum(apart) - apart / 2)).sum() / (near.sum() * apart.sum())
+    )
 
 
 def accuracy(levels: np.ndarray) -> float:
     """Return the balanced accuracy, 0 to 1, of a threshold at HALF the levels; mean over offsets as in `roc_auc`."""
-    return _mean(levels, lambda apart, near: (apart[:HALF].sum() / apart.sum() + near[HALF:].sum() / near.sum()) / 2)
+    return _mean_score(
+        levels, lambda apart, near: (apart[:HALF].sum() / apart.sum() + near[HALF:].sum() / near.sum()) / 2
+    )
 
 
-def _mean(levels: np.ndarray, score: Callable[[np.ndarray, np.ndarray], float]) -> float:
+def _mean_score(levels: np.ndarray, score: Callable[[np.ndarray, np.ndarray], float]) -> float:
     """Return the mean score over the offsets with both NEAR and APART voxels; NaN without any."""
     scores = [score(apart.astype(float), near.astype(float)) for apart, near in levels if apart.any() and near.any()]
     return float(np.mean(scores)) if scores else float("nan")

@@ -21,8 +21,8 @@ from volpipe.training.driver import is_complete
 from volpipe.training.search.trials import (
     SWEEP_FILE,
     Search,
-    Source,
     Trial,
+    TrialSource,
     Values,
     best_trial,
     entries,
@@ -49,7 +49,10 @@ class Sweep(Search):
         how = table.pop("combine", "product")
         if how not in ("product", "zip"):
             raise RecipeError(f"{name}: sweep.combine is {show_value(how)}; write product or zip")
-        lists = entries(table, _is_list, section=cls.kind, expected="a list of the values to try")
+        lists = entries(
+            table, lambda value: isinstance(value, list) and value != [], section=cls.kind,
+            expected="a list of the values to try",
+        )  # fmt: skip
         combinations = combined(dict(lists), how)
         recipes = [
             typed(TrainRecipe, with_overrides(tree, values), f"{name}, trial {number}", settings)
@@ -66,19 +69,19 @@ class Sweep(Search):
         return len(self.trained)
 
     def left(self, folder: Path) -> list[TrainRecipe]:
-        return [trial.recipe for trial in self._left(folder)]
+        return [trial.recipe for trial in self._incomplete(folder)]
 
-    def _left(self, folder: Path) -> list[Trial]:
+    def _incomplete(self, folder: Path) -> list[Trial]:
         return [trial for trial in self.trials(folder) if not is_complete(folder / trial.name, trial.recipe)]
 
-    def source(self, folder: Path, search_path: Path) -> Source:
+    def source(self, folder: Path, search_path: Path) -> TrialSource:
         """Return the trials that are not complete, numbered as `folder` has them; see `Search`."""
-        trials, left = self.trials(folder), self._left(folder)
-        atomic_write(folder / SWEEP_FILE, json.dumps(self._known(folder), indent=1).encode())
+        trials, left = self.trials(folder), self._incomplete(folder)
+        atomic_write(folder / SWEEP_FILE, json.dumps(self._known_values(folder), indent=1).encode())
         self.check_same(folder, search_path)
         log.info("%d trials, of which %d are done", len(trials), len(trials) - len(left))
         known = [result_of(each, folder / each.name, "waiting" if each in left else "done") for each in trials]
-        return Source(left, [trial.recipe for trial in left], known)
+        return TrialSource(left, [trial.recipe for trial in left], known)
 
     def best(self, folder: Path) -> Path | None:
         return best_trial(folder, self.combinations)
@@ -100,11 +103,11 @@ class Sweep(Search):
 
     def trials(self, folder: Path) -> list[Trial]:
         """Return the trials, numbered as in `folder`; new combinations get the next numbers."""
-        known, combinations = self._known(folder), json.loads(json.dumps(self.combinations))
+        known, combinations = self._known_values(folder), json.loads(json.dumps(self.combinations))
         pairs = {known.index(values): recipe for values, recipe in zip(combinations, self.recipes, strict=True)}
         return [Trial(number, known[number], recipe) for number, recipe in sorted(pairs.items())]
 
-    def _known(self, folder: Path) -> list[Values]:
+    def _known_values(self, folder: Path) -> list[Values]:
         """Return the values of all trials that `folder` has had, and those that are new, by number."""
         path = folder / SWEEP_FILE
         try:
@@ -114,10 +117,6 @@ class Sweep(Search):
         combinations = json.loads(json.dumps(self.combinations))
         new = (each for i, each in enumerate(combinations) if each not in known and each not in combinations[:i])
         return [*known, *new]
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list) and value != []
 
 
 def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]) -> list[Values]:  # Any: TOML values

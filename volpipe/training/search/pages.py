@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.recipes.training import LOSSES
-from volpipe.reporting.page import REPORT, Chart, Draft, Item, Link, Note, Page, Section, Sheet
-from volpipe.reporting.tally import Tally
+from volpipe.reporting.page import REPORT, Chart, Draft, Item, Page, PageSection, ReportLink, Sentence, Sheet
+from volpipe.reporting.tally import JournalTally
 from volpipe.runs.pages import Parts, Several, page_of
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.logs import read_scores
@@ -29,14 +29,20 @@ MOST_TRIALS, MOST_POINTS = 200, 40  # whose scores are read; points of a curve, 
 def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     """Return the report of the trials in `folder`, while they are trained as well."""
     path = folder.path
-    rows = _rows(path)
+    rows = read_table(path)
+    known = {str(row["trial"]).zfill(3) for row in rows}
+    folders = sorted(entry for entry in path.glob("[0-9]*") if entry.is_dir() and entry.name not in known)
+    for entry in folders:
+        if Training.load(entry) is not None:  # a trial that no session has put into the table
+            state = "begun" if (entry / LOSSES).is_file() else "waiting"
+            rows.append({"trial": int(entry.name), "steps": newest_step(entry), "state": state})
     done = sum(row["state"] == "done" for row in rows)
     is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
-    tally, names = Tally(), [str(row["trial"]).zfill(3) for row in rows]
+    tally, names = JournalTally(), [str(row["trial"]).zfill(3) for row in rows]
     for name in names[:MOST_JOURNALS]:
         tally.read(path / name / folder.journal.name, prefix=f"{name} ")
     facts = {"trials": f"{len(rows):,}, {done:,} of them done"}
-    table = Section("Trials", [_sheet(path, rows) if rows else Note("No trial has begun.")])
+    table = PageSection("Trials", [_trial_sheet(path, rows) if rows else Sentence("No trial has begun.")])
     charts = [Draft("Scores of trials", lambda: trial_items(path), "Scores of trials")] if with_pictures else []
     what = f"{count(len(rows), 'training')} side by side."
     parts = Parts(path.name, what, facts, pictures=charts, sections=[table])
@@ -52,39 +58,22 @@ def read_table(path: Path) -> list[dict[str, Any]]:  # Any: JSON
         return []
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the table that a session left, and those trials that only their folders know."""
-    rows = read_table(path)
-    known = {str(row["trial"]).zfill(3) for row in rows}
-    folders = sorted(entry for entry in path.glob("[0-9]*") if entry.is_dir() and entry.name not in known)
-    return rows + [_row_of(entry) for entry in folders if Training.load(entry) is not None]
-
-
-def _row_of(folder: Path) -> dict[str, Any]:
-    """Return the row of a trial that is in no table yet."""
-    state = "begun" if (folder / LOSSES).is_file() else "waiting"
-    return {"trial": int(folder.name), "steps": newest_step(folder), "state": state}
-
-
-def _sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
+def _trial_sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
     values = list(dict.fromkeys(key for row in rows for key in row if key not in FIXED))
     ordered = sorted(rows, key=lambda row: (row.get("score") is None, -(row.get("score") or 0.0), row["trial"]))
     lines = []
     for row in ordered:
         name = str(row["trial"]).zfill(3)
         report = path / name / REPORT
-        trial: object = Link(name, f"{name}/{REPORT}") if report.is_file() else name
+        trial: object = ReportLink(name, f"{name}/{REPORT}") if report.is_file() else name
         seconds = brief(row["seconds"]) if row.get("seconds") is not None else ""
-        own = [_text(row.get(key)) for key in values]
-        lines.append(
-            (trial, *own, row.get("steps"), _text(row.get("loss")), _text(row.get("score")), seconds, row.get("state"),
-             row.get("reason") or "")
-        )  # fmt: skip
+        own, scores = ([_cell_text(row.get(key)) for key in keys] for keys in (values, ("loss", "score")))
+        lines.append((trial, *own, row.get("steps"), *scores, seconds, row.get("state"), row.get("reason") or ""))
     names = ("trial", *values, "steps", "loss", "score", "time of steps", "state", "reason")
     return Sheet("", names, lines, "The best score first: PSNR in dB, or area under the curve, of held-out samples.")
 
 
-def _text(value: object) -> str:
+def _cell_text(value: object) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -97,7 +86,7 @@ def trial_items(folder: Path) -> list[Item]:
     points = {path.name: read_scores(path) for path in folders[:MOST_TRIALS]}
     known: Points = {name: some for name, some in points.items() if some}
     if not known:
-        return [Note("No trial has a score yet: train.validate_every and data.held_out say when and on what.")]
+        return [Sentence("No trial has a score yet: train.validate_every and data.held_out say when and on what.")]
     caption = f"Of the first {MOST_TRIALS} trials." if len(folders) > MOST_TRIALS else ""
     last = [some[-1] for some in known.values()]
     columns: dict[str, Sequence[object]] = {

@@ -95,7 +95,7 @@ OnEnd = Callable[[TrialResult], None]
 
 
 class TrialResults(list[TrialResult]):
-    """The results of all trials of a search; nothing is left of those in one of the states `ended`."""
+    """The results of all trials of a search; a trial in one of the states `ended` is over."""
 
     def __init__(self, rows: Iterable[TrialResult], ended: Sequence[str]) -> None:
         super().__init__(rows)
@@ -107,7 +107,7 @@ class TrialResults(list[TrialResult]):
         return Ending.of_many([row.reason for row in self if row.state not in self.ended], len(self), "trainings")
 
 
-class Source:
+class TrialSource:
     """Where trials come from, with their values: here a list of them.
 
     Attributes:
@@ -122,10 +122,10 @@ class Source:
         self.trials, self.recipes, self.known = iter(trials), recipes, known
 
     def watch(self, trial: Trial) -> None:
-        """Look at the scores of a trial under way, and stop one that lags behind."""
+        """Read the scores of a trial under way, and ask it to stop if it lags behind."""
 
     def keep(self, result: TrialResult) -> None:
-        """Take note of a result; what it raises stops the others."""
+        """Keep a result; an error raised here stops the other trials."""
 
     def ordered(self, rows: list[TrialResult]) -> list[TrialResult]:
         """Return the results of all trials in the order of their table, from those that are known by now."""
@@ -133,7 +133,7 @@ class Source:
 
 
 class Search(ABC):
-    """A recipe and what is varied in it, for trainings side by side.
+    """A recipe with values to vary, each combination of which is a training of its own.
 
     Attributes:
         kind: of the command, and the section of the recipe that says what is varied; `example` is one.
@@ -149,7 +149,7 @@ class Search(ABC):
     @property
     @abstractmethod
     def recipes(self) -> Sequence[TrainRecipe]:
-        """The recipes of all trainings, or those with the ends of each range."""
+        """The recipes of all trainings; of a search in ranges, those with the ends of each range."""
 
     @property
     @abstractmethod
@@ -184,10 +184,10 @@ class Search(ABC):
 
     @abstractmethod
     def left(self, folder: Path) -> Sequence[TrainRecipe]:
-        """Return recipes that are still to be trained in `folder`, whose volumes are looked at before."""
+        """Return the recipes that are not trained yet in `folder`, whose volumes are checked before any begins."""
 
     @abstractmethod
-    def source(self, folder: Path, search_path: Path) -> Source:
+    def source(self, folder: Path, search_path: Path) -> TrialSource:
         """Return where trials come from in `folder`, which is held.
 
         Raises:
@@ -199,14 +199,14 @@ class Search(ABC):
         """Return the folder of the best training of all; None while some are left."""
 
     def check_same(self, folder: Path, search_path: Path) -> None:  # noqa: B027
-        """Refuse a folder with trainings by other recipes, as far as that can be told before it is held."""
+        """Refuse a folder with trainings by other recipes, as far as that shows before its lock is held."""
 
 
 def run_search(
     search: Search, out: Path, start: Start, *, search_path: Path, fresh: bool = False,
     on_end: OnEnd = lambda result: None,
 ) -> list[TrialResult]:  # fmt: skip
-    """Train what is missing of `search`, each training in its own folder in `out`, and return the results of all.
+    """Train the trials of `search` that are not complete, each in its own folder in `out`, and return all results.
 
     Complete trainings are left alone, others resume from their checkpoints; a failed one stops no other.
 
@@ -335,7 +335,7 @@ def best_trial(folder: Path, asked: Sequence[Values] | int = 0) -> Path | None:
 
 @dataclass
 class Trials:
-    """Trials, each in a folder of its own in that of them all.
+    """The trials of a search at work, each in its own folder within the search's.
 
     Attributes:
         search_path: folder that the recipes' relative names count from.
@@ -359,15 +359,15 @@ class Trials:
         """Return the work of all trials."""
         return HeldWork(
             self.search.kind, self.folder, claim=partial(claim_folder, self.folder, self.search.file, fresh=self.fresh),
-            held_steps=self._held_steps, page=partial(trials_page, self.folder), counts=self._counts,
+            held_steps=self._train_trials, page=partial(trials_page, self.folder), counts=self._counts_by_state,
         )  # fmt: skip
 
-    def _counts(self) -> Counts:
+    def _counts_by_state(self) -> Counts:
         states = Counter(row.state for row in list(self.rows.values()))
         running = {"waiting": max(0, states["waiting"] - len(self.running)), "running": len(self.running)}
         return {"trials": {**states, **running}}
 
-    def _held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
+    def _train_trials(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
         """Train what is not complete, and return the results of all."""
         folder = self.folder.path
         log_beginning(self.folder, self.search.kind, self.search.recipes[0])
@@ -384,7 +384,7 @@ class Trials:
         log.info("%d of %d trials are done", sum(row.state == "done" for row in rows), len(rows))
         return TrialResults(rows, self.search.ended)
 
-    def _side_by_side(self, source: Source, trials: Iterable[Trial]) -> Steps[None]:
+    def _side_by_side(self, source: TrialSource, trials: Iterable[Trial]) -> Steps[None]:
         """Train `trials` of `source`; the next is asked for when the workers have room.
 
         Raises:
@@ -402,7 +402,7 @@ class Trials:
             for trial in self.running.values():
                 source.watch(trial)
 
-        yield Together(works, partial(self._end, source), at_once=at_once, on_tick=watch)
+        yield Together(works, partial(self._end_trial, source), at_once=at_once, on_tick=watch)
         yield RELEASED
 
     def _trial(self, trial: Trial) -> Steps[None]:
@@ -420,8 +420,8 @@ class Trials:
                     work.folder.path, training, session, lambda step: presence.tell({STAGE: StageNote(step, steps)})
                 )
 
-    def _end(self, source: Source, ended: Ended[None]) -> None:
-        """Hand on how a trial ended."""
+    def _end_trial(self, source: TrialSource, ended: Ended[None]) -> None:
+        """Log the end of a trial, and keep its result."""
         name, error = ended.work.name, ended.error
         if error is not None and not (isinstance(error, RunStopped) and error.others_go_on):
             raise error

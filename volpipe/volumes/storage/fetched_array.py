@@ -1,10 +1,10 @@
 """Arrays whose chunk files are read by us: those in buckets and on web servers, and odd ones on a disk.
 
 Each chunk is fetched by one request, and decoded as it comes. What comes says which version of the file it is of, so
-that nobody has to ask for that beside it. Of a shard of Zarr v3 the index is fetched once, and chunks that lie
-together come by one request; shards of other kinds, those of precomputed too, are read by tensorstore alone. On a disk
-tensorstore reads all but what it cannot: chunks by other names, and forms that other decoders know. Not here: requests
-(object_store), names (chunk_files), or decoding (tensorstore).
+that nobody has to ask for that beside it. The index of a shard is fetched once, if it is of the usual kind, and chunks
+that lie together come by one request; shards of other kinds are read by tensorstore alone. On a disk tensorstore reads
+all but what it cannot: chunks by other names, and forms that other decoders know. Not here: requests (object_store),
+names (chunk_files), or decoding (tensorstore).
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 import numpy as np
 
 from volpipe.errors import ChangedError, VolumeError
 from volpipe.geometry.grid import Index
-from volpipe.geometry.indexing import Region, pieces, ranges
+from volpipe.geometry.indexing import ChunkedIndex, pieces, ranges
 from volpipe.volumes.storage import object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import (
     ABSENT,
     ChunkFiles,
     ChunkSource,
     as_fill,
-    as_tensorstore_reads,
     in_one_member,
     is_other_form,
 )
-from volpipe.volumes.storage.damage import CHUNKED, check_content
+from volpipe.volumes.storage.damage import check_content
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Part, Remote, Stamp
 from volpipe.volumes.storage.paths import Location
@@ -150,7 +149,8 @@ class FetchedArray:
         live: bool = False,
     ) -> None:
         self._header, self._live = header, live
-        self._inner = _in_chunk_files(header)
+        self._scheme = ChunkFiles(header).scheme
+        self._inner = self._scheme.without_shards(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
         self._source = ChunkSource(header, check_missing)
         self._indices: OrderedDict[Location, ShardIndex] = OrderedDict()
@@ -184,9 +184,9 @@ class FetchedArray:
             noted.update((file, stamp) for file, stamp in stamps.items() if isinstance(file, Remote))
         return data[tuple(0 if isinstance(along, int) else slice(None) for along in index)]
 
-    def _region(self, index: tensorstore.Index) -> Region:
+    def _region(self, index: tensorstore.Index) -> ChunkedIndex:
         header = self._header
-        return Region.of(index, header.shape, header.chunks, header.write_unit)
+        return ChunkedIndex.of(index, header.shape, header.chunks, header.write_unit)
 
     def is_stored(self, index: tensorstore.Index) -> bool:
         """Return whether some chunk at `index` is stored; no chunk is read."""
@@ -196,7 +196,7 @@ class FetchedArray:
         """Return whether a file of the voxels at `index`, none of which is there, is there by another name."""
         return any(map(self._source.is_elsewhere, self._region(index).units()))
 
-    def _fill(self, region: Region, data: np.ndarray) -> dict[Location, Stamp | None]:
+    def _fill(self, region: ChunkedIndex, data: np.ndarray) -> dict[Location, Stamp | None]:
         """Read the voxels of `region` into `data`; return the stamps of their files."""
         units = region.units()
         files = list(map(self._file, units))
@@ -219,7 +219,7 @@ class FetchedArray:
         """Return the file of the chunk, or the shard, at `unit` of the grid of files, by its usual name."""
         return self._header.folder / ChunkFiles(self._header).name(unit)
 
-    def _fill_chunk(self, region: Region, data: np.ndarray, chunk: Index) -> Stamp | None:
+    def _fill_chunk(self, region: ChunkedIndex, data: np.ndarray, chunk: Index) -> Stamp | None:
         """Read what lies in `region` of a chunk that is a file; return the stamp of that."""
         key = (self._number, chunk)
         if self._live and (kept := self._cache.get(key)) and self._stamp(self._file(chunk)) != kept.stamp:
@@ -229,7 +229,7 @@ class FetchedArray:
         return None if part is None else part.stamp
 
     def _find(
-        self, region: Region, data: np.ndarray, shard: Index
+        self, region: ChunkedIndex, data: np.ndarray, shard: Index
     ) -> tuple[ShardIndex | None, list[list[tuple[tuple[int, int], Index]]]]:
         """Return the index of `shard` and its chunks in `region` that are to be fetched, with their bytes, in groups.
 
@@ -286,7 +286,7 @@ class FetchedArray:
 
     def _fill_group(
         self,
-        region: Region,
+        region: ChunkedIndex,
         data: np.ndarray,
         shard: Index,
         index: ShardIndex,
@@ -313,14 +313,14 @@ class FetchedArray:
         tensorstore.count(read=0 if part is None else len(part.data))
         return part
 
-    def _decode(self, region: Region, data: np.ndarray, chunk: Index, content: bytes | None) -> None:
+    def _decode(self, region: ChunkedIndex, data: np.ndarray, chunk: Index, content: bytes | None) -> None:
         """Put what lies in `region` of a chunk into `data`; fill values where it has no content."""
         target, place = region.places(chunk)
         here = self._own_memory()
         if content is None:
             data[target] = here.read(place)
             return
-        content = as_tensorstore_reads(self._inner, content)
+        content = self._scheme.as_tensorstore_reads(self._inner, content)
         try:
             data[target] = self._decoded(here, chunk, content, place)
         except ValueError as error:
@@ -388,7 +388,7 @@ class LocalArray:
     def _units(self, index: tensorstore.Index) -> list[Index]:
         """Return the places of the files of the voxels at `index` in their grid."""
         header = self._header
-        return Region.of(index, header.shape, header.chunks, header.write_unit).units()
+        return ChunkedIndex.of(index, header.shape, header.chunks, header.write_unit).units()
 
     def _look(self, index: tensorstore.Index) -> None:
         """Raise where the name of a file of the voxels at `index` leads nowhere, or to what is no file."""
@@ -440,21 +440,11 @@ def can_fetch(header: Header) -> bool:
 
 def _is_usual(header: Header) -> bool:
     """Return whether chunks of the array of `header` are files, or in shards of a usual kind."""
-    if header.unsupported:
+    if header.unsupported or header.scheme is None:
         return False
     if header.shards is not None:
-        return ChunkFiles(header).sharding is not None
-    is_plain = header.format == "precomputed" and "sharding" not in header.known["scale_metadata"]
-    return is_plain or header.format in CHUNKED
-
-
-def _in_chunk_files(header: Header) -> Header:
-    """Return `header` of the same array with each chunk in a file of its own."""
-    settings = ChunkFiles(header).sharding
-    if settings is None:
-        return header
-    grid = {"name": "regular", "configuration": {"chunk_shape": list(header.chunks)}}
-    return replace(header, shards=None, known={**header.known, "chunk_grid": grid, "codecs": settings["codecs"]})
+        return ChunkFiles(header).index_place is not None
+    return bool(ChunkFiles(header).name((0,) * len(header.shape)))
 
 
 def _grouped(spans: list[tuple[tuple[int, int], Index]]) -> list[list[tuple[tuple[int, int], Index]]]:

@@ -5,14 +5,9 @@ Not here: the estimates that they come from (estimation.estimate), or limits of 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 from volpipe.estimation.estimate import Estimate
-from volpipe.segmentation.plan import SegmentPlan
-from volpipe.volumes.storage.chunk_files import count_folders
-
-METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
 
 @dataclass(frozen=True)
@@ -49,24 +44,6 @@ class ResourceNeeds:
     @classmethod
     def from_estimate(cls, result: Estimate) -> ResourceNeeds:
         return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
-
-    @classmethod
-    def from_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
-        """Return the needs of a labelling; two of its passes read the volume, of `voxel_bytes` per voxel."""
-        seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
-        num_levels = len(plan.factors)
-        levels = [float(math.prod(plan.level_shape(i)) * plan.dtype.itemsize) for i in range(num_levels)]
-        return cls(
-            2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes + sum(levels[:-1]),
-            sum(levels) + plan.scratch_bytes,
-            sum(levels),
-            sum(len(plan.shards(i)) for i in range(num_levels)) + num_levels + METADATA_FILES,
-            plan.num_folders,
-            plan.scratch_bytes,
-            3 * len(plan.blocks),
-            2 + count_folders("zarr3", plan.blocks.counts),
-            is_measured=False,
-        )
 
 
 NOTHING = ResourceNeeds(0.0, 0.0, 0.0, 0, 0, 0.0, 0, 0, is_measured=True)

@@ -1,0 +1,262 @@
+"""The kinds of stages that run a net over a volume, and what runs as if it were one: conversions and functions.
+
+Not here: the run (driver), or its plan (prepare).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.work import Steps
+from volpipe.errors import PlanError
+from volpipe.estimation.calibrate import TooSlowError, calibrate
+from volpipe.estimation.estimate import estimate, timed_alone
+from volpipe.estimation.forecast import (
+    UNKNOWN_SLOTS,
+    Forecast,
+    PendingInput,
+    forecast,
+    forecast_calibrated,
+    load_rates,
+)
+from volpipe.estimation.limits import check_access, check_window
+from volpipe.geometry.grid import Box
+from volpipe.inference.output import suffix_of
+from volpipe.inference.plan import Plan
+from volpipe.inference.statistics import needs_measuring
+from volpipe.nets.files import FUNCTION
+from volpipe.recipes.inference import NetChoice, Normalise, Recipe
+from volpipe.recipes.toml import Section
+from volpipe.recipes.workflow import BlockFunction, Conversion, FlowStage, Link, Tree, named
+from volpipe.stages.kind import Planning, StageCost, StagePlan, fed, voxel_bytes
+from volpipe.stages.needs import ResourceNeeds
+from volpipe.volumes.placeholder import zeros_like
+from volpipe.volumes.storage.paths import delete
+from volpipe.volumes.volume import Volume, open_volume
+from volpipe.workflow.driver import RunWork
+from volpipe.workflow.prepare import longest_first, prepare, prepare_for
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunStage(StagePlan):
+    """A run of a net.
+
+    `rivals` are the plans with other nets, while an earlier stage has still to find the best.
+    """
+
+    kind = "run"
+    about = "a net; the keys of its recipe follow."
+    keys: ClassVar[type[Section]] = Recipe
+    runs_net = True
+    shown = "run"
+    maker = RunWork
+    plan_type = Plan
+    forecasts = True
+    plan: Plan
+    rivals: tuple[Plan, ...] = ()
+
+    @classmethod
+    def links(cls, tree: Tree) -> Iterator[Link]:
+        """Yield the training of the weights that it takes."""
+        net = tree.get("net")
+        if cls.runs_net and isinstance(net, dict) and isinstance(net.get("stage"), str):
+            yield Link("net", net["stage"], "weights", is_stage=True)
+
+    @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        """Return the recipe of the run that does what `choice` says to the volume that `read` returns."""
+        assert isinstance(choice, Recipe)
+        return choice
+
+    @classmethod
+    def planned(cls, stage: FlowStage, among: Planning) -> RunStage:
+        feed, choice = among.feed(stage), stage.input
+        assert choice is not None
+
+        def read() -> Volume:
+            if feed is not None:
+                return fed(feed, stage.array, choice)
+            return open_volume(among.location, choice.key, choice.level, view=choice.view)
+
+        recipes = [cls.recipe(stage.choice, read)]
+        if stage.for_net is not None:
+            (maker,), choose = stage.beside, stage.for_net
+            recipes = among.earlier[maker].learned(lambda net: cls.recipe(choose(net), read), fresh=among.sizing.fresh)
+        out = among.folder / f"{stage.name}{suffix_of(recipes[0].output.format)}"
+
+        def plan_of(recipe: Recipe) -> Plan:
+            if feed is None:
+                plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
+            else:
+                given = fed(feed, stage.array, recipe.input)
+                plan = prepare_for(given, recipe, out, among.search_path, among.sizing)
+                check_access(None, out)
+            check_window(plan)
+            return plan
+
+        plans = list[Plan]()
+        for recipe in recipes:
+            with named(f"{stage.beside[0]}, net.options {recipe.net.options}") if len(recipes) > 1 else nullcontext():
+                plans.append(plan_of(recipe))
+        plan, *rivals = longest_first(plans, *stage.beside)
+        given = plan.source.volume() if feed is None else fed(feed, stage.array, choice)
+        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside, tuple(rivals))
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the net before it runs, not that it has no weights yet."""
+        recipe = self.plan.recipe
+        if not (self.beside and recipe.net.untrained):
+            return super().warnings()
+        net = recipe.net.model_copy(update={"untrained": False})
+        return self.plan.changed(recipe=recipe.model_copy(update={"net": net})).warnings()
+
+    @property
+    def roi(self) -> Box:
+        return self.plan.roi_box
+
+    @property
+    def voxels_per_block(self) -> float:
+        return math.prod(self.plan.out_shape) / self.plan.num_active
+
+    @property
+    def grey(self) -> str:
+        return self.plan.notes.mapping
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it measures what it reads."""
+        return needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
+
+    def offsets(self, array: str) -> tuple[tuple[int, int, int], ...] | None:
+        return self.plan.array(array).recipe.net.offsets
+
+    def intensity(self, array: str) -> str | None:
+        return self.plan.array(array).intensity if self.runs_net else None
+
+    @property
+    def interpolated(self) -> Volume | None:
+        return self.given if self.runs_net and self.plan.is_whole and self.given.num_channels == 1 else None
+
+    def others(self) -> Iterator[tuple[Volume, str]]:
+        """Yield the mask."""
+        if (mask := self.plan.mask) is not None:
+            yield open_volume(mask.path, mask.key), "mask"
+
+    def needs(self) -> tuple[ResourceNeeds, float | None]:
+        """Return what the run needs, and its seconds on a worker like those that tried blocks."""
+        rates = load_rates(self.folder, self.plan, None)
+        result = estimate(self.plan, self.given, voxel_bytes(self.given), UNKNOWN_SLOTS, rates)
+        return ResourceNeeds.from_estimate(result), result.seconds
+
+    def cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        """Return what it takes, with the net of several that takes longest."""
+        costs = list[StageCost]()
+        for plan in (self.plan, *self.rivals):
+            costs.append((yield from replace(self, plan=plan)._cost_steps(earlier, pool, trials)))
+        are_timed = all(cost.seconds is not None for cost in costs)
+        longest = max(costs, key=lambda cost: cost.seconds or 0.0) if are_timed else costs[0]
+        others = (cost.forecast for cost in costs if cost is not longest)
+        return replace(longest, others=tuple(filter(None, others)))
+
+    def _cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        pending, share_left = self.pending_input(earlier), 0.0 if self.is_complete else 1.0
+        if pool is None or trials is None or not share_left:
+            return StageCost.from_forecast(self, forecast(self.plan, self.folder, pool, pending=pending), share_left)
+        with self.folder.locked():
+            steps = (
+                forecast_calibrated(self.plan, self.folder, pool)
+                if pending is None
+                else self._forecast_pending(pending, pool)
+            )
+            return StageCost.from_forecast(self, (yield from steps))
+
+    def _forecast_pending(self, pending: PendingInput, pool: WorkerPool) -> Steps[Forecast]:
+        """Return the forecast after blocks were tried over an array of zeros, which is deleted.
+
+        It gives times and memory. Bytes stay upper bounds, for zeros do not compress as real voxels do.
+        """
+        plan, place = self.plan, self.folder.path / "stand_in"
+        result = forecast(plan, self.folder, pool, pending=pending)
+        if result.estimate.rates is not None:
+            return result
+        result.check(share_left=0.0)  # of disk, so that memory alone counts
+        zeros_like(self.given, place)
+        try:
+            stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
+            rates, _ = yield from calibrate(
+                stand_in, result.sample.normalise, result.slots.gpu, self.folder.calibration
+            )
+        except TooSlowError as error:
+            log.warning("%s", error)
+            return result
+        finally:
+            delete(place)
+        return forecast(plan, self.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
+
+
+class ConvertStage(RunStage):
+    """A conversion: a run of a net that gives its input, or means of it."""
+
+    kind = "convert"
+    about = "a part, a level, a type or a format of the input, or larger voxels."
+    keys = Conversion
+    has_recipe = False
+    runs_net = False
+
+    @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        assert isinstance(choice, Conversion)
+        volume, bin = read(), choice.bin
+        are_labels = volume.dtype.kind in "iu" and volume.dtype.itemsize >= 4
+        if are_labels and max(bin) > 1:
+            raise PlanError(
+                f"bin {list(bin)}: {volume} holds {volume.dtype}, which volpipe takes for labels, and these have no "
+                "mean; leave bin out, or read a coarser level of the stage that makes them"
+            )
+        options: dict[str, object] = {"channels": volume.num_channels}
+        net = NetChoice(name="identity", options=options)
+        if max(bin) > 1:
+            net = NetChoice(name="mean", options=options | {"bin": list(bin)})
+        output = choice.output
+        if are_labels and "kind" not in output.model_fields_set:
+            output = output.model_copy(update={"kind": "labels"})
+        return Recipe(
+            input=choice.input, net=net, normalise=Normalise(method="none"), windows=choice.windows, output=output
+        )  # fmt: skip
+
+
+class FunctionStage(RunStage):
+    """A function of the user's over blocks with a halo: a run of it in the place of a net."""
+
+    kind = "function"
+    about = "a Python function over blocks."
+    keys = BlockFunction
+    has_recipe = False
+    runs_net = False
+
+    @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        assert isinstance(choice, BlockFunction)
+        net = NetChoice(name=f"{FUNCTION}{choice.function}", halo=choice.halo, options=choice.options)
+        return Recipe(
+            input=choice.input,
+            net=net,
+            normalise=Normalise(method="none"),
+            windows=choice.windows,
+            output=choice.output,
+        )
