@@ -24,7 +24,7 @@ from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener
+from volpipe.runs.stage_work import Listener
 from volpipe.volumes.storage.result_file import ResultFile
 from volpipe.workflow.compare import (
     ComparisonTable,

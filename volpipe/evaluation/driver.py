@@ -37,14 +37,15 @@ from volpipe.evaluation.results import (
     table_item,
 )
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
-from volpipe.geometry.grid import Grid
-from volpipe.reporting.page import Draft, Item, Sentence
-from volpipe.runs.options import RunOptions
+from volpipe.reporting.page import Draft, Item, Page, Sentence
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.pages import Parts, Taken
+from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
 from volpipe.runs.standing import Act, Asked, Standing, WorkState
-from volpipe.runs.work import PLAIN, SILENT, JournalWork, Listener, StageWork, WorkSession, other_kind
+from volpipe.runs.unit_records import UnitRecords, WorkSession
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
@@ -55,11 +56,11 @@ R = TypeVar("R", bound=WorkReport)
 NODES = "nodes.npz"
 
 
-class BlockWork(JournalWork[R]):
-    """Work on the blocks of a `subject`; their sums are kept in a folder, so that the same command continues.
+class BlockWork(StageWork[R]):
+    """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on.
 
     Args:
-        name: as of `HeldWork`.
+        name: as of `StageWork`.
         sent: what travels to workers of the subject with each task: what they need.
         close: returns how it ended, from the facts of a `WorkReport`.
         parts_of: returns what its page says, from what its journal has, and whether it is complete.
@@ -79,10 +80,11 @@ class BlockWork(JournalWork[R]):
         slices: Callable[[], Iterable[Item]] | None = None,
         to: Location | None = None, table: Location | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(folder, options, listener)
-        self.subject, self.name, self.to, self.table = subject, name, to, table
-        self.sent, self.close, self.parts_of, self.check, self.slices = sent, close, parts_of, check, slices
-        self.prepare = prepare
+        super().__init__(folder, options, listener, name)
+        self.records = UnitRecords(folder, self.kinds, self.schedule)
+        self.subject, self.to, self.table, self.slices = subject, to, table, slices
+        self.sent, self.close, self.parts_of, self.prepare = sent, close, parts_of, prepare
+        self.check_volumes = check
 
     @property
     def needs_all(self) -> bool:
@@ -96,15 +98,17 @@ class BlockWork(JournalWork[R]):
     def is_complete(self) -> bool:
         """Whether the file of scores is there and belongs to this subject; without one, whether all blocks are done."""
         if self.to is None:
-            return self.is_begun and self.ledger().schedule.is_complete
+            return self.is_begun and self.records.ledger().schedule.is_complete
         scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
         is_same = scores is not None and {key: scores.get(key) for key in expected} == expected
         return is_same and (self.table is None or paths.size(self.table) == (scores or {}).get("bytes"))
 
-    def grids(self) -> dict[str, Grid]:
-        return {self.subject.stage: self.subject.blocks}
+    @property
+    def share_left(self) -> float:
+        return 0.0 if self.is_complete else self.records.share_left
 
     def schedule(self) -> Schedule:
+        """Return the stage whose units are the blocks."""
         subject = self.subject
         stage = Stage(subject.stage, len(subject.blocks), doing=subject.doing, box=subject.own_box)
         return Schedule(fed(stage, self.feed, subject.read_box))
@@ -135,7 +139,7 @@ class BlockWork(JournalWork[R]):
         return Asked.FRESH if self.options.fresh else Asked.REMAKE
 
     def foreign(self) -> RunError | None:
-        return other_kind(self.folder, self.subject.mark)
+        return self.folder.other_work(self.subject.mark)
 
     def standing(self) -> Standing:
         if foreign := self.foreign():
@@ -162,9 +166,10 @@ class BlockWork(JournalWork[R]):
                 delete_file(file)
 
     def witnesses(self) -> Sequence[Path]:
-        return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
+        return [*self.records.witnesses, *([self.to] if isinstance(self.to, Path) else [])]
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return slices of both volumes; `schedule` has what is done and what is missing."""
         if self.slices is None:
             return []
         items: Iterable[Item] = [Sentence("Slices are compared once all blocks are scored.")]
@@ -172,21 +177,25 @@ class BlockWork(JournalWork[R]):
             items = self.slices()
         return [Draft("Comparison", lambda: list(items), "Comparison")]
 
-    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        return self.parts_of(taken, is_complete)
+    def page(self, *, with_pictures: bool = True) -> Page:
+        grids, pictures_of = {self.subject.stage: self.subject.blocks}, self.voxel_pictures if with_pictures else None
+        return self.records.page(grids, self.parts_of, pictures_of, is_settled=True)
 
-    def steps(self) -> Steps[R]:
-        """Check the volumes, which a flow has written by now, and do the blocks that are left."""
-        if self.check is not None:
-            self.check()
-        return (yield from super().steps())
+    def check(self) -> None:
+        if self.check_volumes is not None:
+            self.check_volumes()
 
-    def session_steps(self, session: WorkSession) -> Steps[R]:
+    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
+        self.was_begun = self.is_begun
+        with self.records.session(name, presence, self.listener.on_progress, self.options.tolerated) as session:
+            return (yield from self._session_steps(session))
+
+    def _session_steps(self, session: WorkSession) -> Steps[R]:
         if self.is_complete:
             return self.close(was_complete=True)
         self.prepare()
         pool: WorkerPool = yield POOL
-        began, schedule = time.perf_counter(), self.resumed()
+        began, schedule = time.perf_counter(), self.records.resumed()
         self.listener.on_plan(self.subject, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:

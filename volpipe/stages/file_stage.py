@@ -19,12 +19,12 @@ from volpipe.recipes.toml import Section
 from volpipe.recipes.workflow import FlowStage, Makes
 from volpipe.reporting.page import Page
 from volpipe.reporting.tally import JournalTally
-from volpipe.runs.options import RunOptions
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.pages import Parts, Several, page_of
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
 from volpipe.runs.standing import Act, Asked, Standing, WorkState
-from volpipe.runs.work import PLAIN, SILENT, Listener, StageWork, other_kind
 from volpipe.stages.kind import Planning, StagePlan
 from volpipe.units import duration
 from volpipe.volumes.identity import changes, identify, read_identities, store_identities
@@ -87,8 +87,8 @@ class FileWork(StageWork[FileReport]):
     """The work of a stage whose output is a file; arguments as of `StageWork`."""
 
     def __init__(self, stage: FileStage, options: RunOptions, listener: Listener) -> None:
-        super().__init__(stage.folder, options, listener)
-        self.plan, self.to, self.name = stage.plan, stage.out, str(stage.out)
+        super().__init__(stage.folder, options, listener, str(stage.out))
+        self.plan, self.to = stage.plan, stage.out
         self.find: Callable[[Listener], Steps[Any]] = stage.find  # Any: JSON values
 
     @property
@@ -114,7 +114,7 @@ class FileWork(StageWork[FileReport]):
         return Asked.FRESH if self.options.fresh else Asked.REMAKE
 
     def foreign(self) -> RunError | None:
-        return other_kind(self.folder, "")
+        return self.folder.other_work("")
 
     def standing(self) -> Standing:
         if foreign := self.foreign():

@@ -34,11 +34,11 @@ from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, TrainRecipe
 from volpipe.reporting.page import REPORT
+from volpipe.runs.held_work import Counts, HeldWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import Ending
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.standing import Act, Asked, Standing, WorkState
-from volpipe.runs.work import Counts, HeldWork
 from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data, identities
 from volpipe.training.logs import last_step
@@ -158,10 +158,6 @@ def is_complete(folder: Path, recipe: TrainRecipe) -> bool:
     return (folder / WEIGHTS).is_file() and newest_step(folder) >= recipe.train.steps
 
 
-class TrainingFailed(RunStopped):
-    """One training cannot go on; others may."""
-
-
 def claim_folder(folder: RunFolder, file: str, *, fresh: bool) -> None:
     """Clear the folder of one training or many if the user asked for a fresh start, and refuse one with other files.
 
@@ -221,7 +217,7 @@ def training_work(
     return HeldWork(
         "training", folder, claim=partial(_claim_training, folder, training, known, fresh=fresh, same_input=same_input),
         held_steps=partial(_take_steps, folder, training, on_step), page=partial(training_page, folder),
-        witnesses=[folder.path / LOSSES, folder.journal], counts=counts,
+        witnesses=lambda: [folder.path / LOSSES, folder.journal], counts=counts,
     )  # fmt: skip
 
 
@@ -306,7 +302,7 @@ def trained(folder: Path, training: Training, session: str, on_step: Callable[[i
 
     Raises:
         SiteError: fewer workers than ranks.
-        TrainingFailed: the attempts fail again and again after the same checkpoint.
+        RunStopped: the attempts fail again and again after the same checkpoint; other trainings can go on.
     """
     pool: WorkerPool = yield POOL
     ranks = training.recipe.train.ranks
@@ -339,7 +335,7 @@ def trained(folder: Path, training: Training, session: str, on_step: Callable[[i
             raise
         reason = error.detail or phase.reasons[STAGE, 0]
         sentence = f"the training stops after step {newest_step(folder)}: {message_of(reason)}"
-        raise TrainingFailed(sentence, error.detail) from error
+        raise RunStopped(sentence, error.detail, others_go_on=True) from error
 
 
 @dataclass

@@ -22,11 +22,12 @@ from volpipe.errors import BatchError, RunError, VolpipeError
 from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import BatchDataset, Mistake
+from volpipe.runs.held_work import Counts, HeldWork
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.stage_work import Listener
 from volpipe.runs.standing import Act, Asked, act_on
-from volpipe.runs.work import Counts, HeldWork, Listener
 from volpipe.stages.kind import StagePlan
 from volpipe.stages.needs import NOTHING
 from volpipe.units import listed, sizes
@@ -285,10 +286,10 @@ def check_changed(plan: BatchPlan, options: RunOptions) -> None:
 
 def _is_changed(row: DatasetRow, options: RunOptions) -> bool:
     """Return whether going on with the output of `row` would mix two, and none of `options` says what to do."""
-    return _act(row, options) is Act.REFUSE
+    return _act_on_row(row, options) is Act.REFUSE
 
 
-def _act(row: DatasetRow, options: RunOptions) -> Act:
+def _act_on_row(row: DatasetRow, options: RunOptions) -> Act:
     """Return what is done about what is there of a dataset; what would be refused is cleared by --replace."""
     act = act_on(STANDINGS[row.state], Asked.of(options))
     return Act.CLEAR if act is Act.REFUSE and options.replace else act
@@ -413,7 +414,7 @@ class _Batch:
         self.table.set(number, replace(row, ended="running"))
         self.listener.on_begin(number, self.table.rows[number])
         plan = _planned_again(self.plan, number, self.prepare)
-        fresh = _act(row, asked) is Act.CLEAR
+        fresh = _act_on_row(row, asked) is Act.CLEAR
         updates = asked.updates and not fresh
         options = replace(asked, fresh=fresh, update=updates)
 

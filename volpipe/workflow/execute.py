@@ -22,11 +22,12 @@ from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
 from volpipe.errors import NOTICE, RunError
 from volpipe.recipes.workflow import VOLUME, named
-from volpipe.runs.options import RunOptions, written
+from volpipe.runs.held_work import HeldWork
+from volpipe.runs.options import PLAIN, RunOptions, written
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import Ending, WorkReport
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
 from volpipe.runs.standing import Act, Asked, WorkState
-from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
 from volpipe.stages.entry import Entry
 from volpipe.stages.kind import StagePlan
 from volpipe.tables import html_table
@@ -143,12 +144,12 @@ def flow_work(plan: FlowPlan, options: RunOptions = PLAIN, listener: FlowListene
     """
     out, plan = str(plan.out), grown_flow(plan, options) if options.update else plan
     return HeldWork(
-        "flow", plan.folder, claim=partial(_claim, plan, options), page=partial(flow_page, plan.folder, out), name=out,
-        held_steps=partial(_held_steps, plan, options, listener),
+        "flow", plan.folder, claim=partial(_claim_flow, plan, options),
+        held_steps=partial(_flow_steps, plan, options, listener), page=partial(flow_page, plan.folder, out), name=out,
     )  # fmt: skip
 
 
-def _held_steps(
+def _flow_steps(
     plan: FlowPlan, options: RunOptions, listener: FlowListener, name: str, presence: Presence
 ) -> Steps[FlowReport]:
     """Do what is not done yet, and return how that ended; see `HeldWork`."""
@@ -162,7 +163,7 @@ def _held_steps(
     if not all(stage.is_complete for stage in plan.stages):
         listener.on_workers((yield POOL))
     course = _Course(plan)
-    works = _works(course, options, listener)
+    works = _stage_works(course, options, listener)
     yield Together(works, on_end, at_once=len(works), latest_first=True)
     errors = [ended[stage.name].error for stage in plan.stages]
     for error in filter(None, errors):
@@ -195,7 +196,7 @@ class _Course:
         return self.stage(name)
 
 
-def _works(course: _Course, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
+def _stage_works(course: _Course, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
     """Return the work of each stage, which feeds those that read its output."""
     stages = course.plan.stages
     feeds = {stage.name: Feed(stage.level, stage.array) for stage in stages if stage.reads != VOLUME}
@@ -260,7 +261,7 @@ def _await_change(course: _Course, options: RunOptions, name: str) -> None:
                     (work.clear if later.name in anew else work.await_change)()
 
 
-def _claim(plan: FlowPlan, options: RunOptions) -> None:
+def _claim_flow(plan: FlowPlan, options: RunOptions) -> None:
     """Make sure that what is there is of this flow, and that no stage is older than what it read."""
     _check_out(plan)
     if options.fresh:

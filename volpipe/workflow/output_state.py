@@ -101,7 +101,7 @@ def stage_state(stage: StagePlan, *, same_input: bool) -> tuple[State, str]:
         if shards and not paths.exists(out):
             return "files lost", f"the output is gone, of which {folder.path} speaks"
         if not work.is_complete or not is_sealed(folder):
-            ledger = work.ledger()
+            ledger = work.records.ledger()
             left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in ledger.schedule.shown)
             return "incomplete", left + (f"; {count(len(ledger.missing), 'part')} failed" if ledger.missing else "")
         check_present(plan.out, shards)
