@@ -19,7 +19,7 @@ from volpipe.nets.monai_bundle import Bundle
 from volpipe.recipes.batch import list_datasets, load_batch
 from volpipe.recipes.toml import load_tree
 from volpipe.text import decoded, read_text
-from volpipe.volumes.formats.container import ARRAY_FORMATS
+from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.volume import (
     ArraySpec,
@@ -109,7 +109,7 @@ def test_what_is_read_ends_lines_as_python_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["n5", "zarr2", "ome-zarr-0.4", "ome-zarr-0.5", "precomputed"])
 def test_metadata_that_an_editor_has_saved_are_read(tmp_path: Path, format: str, coding: str) -> None:
     data, place = noise((8, 8, 8)), tmp_path / f"a.{format.rpartition('-')[0].replace('ome-', '') or format}"
-    create_array(place, "s0", ArraySpec(data.shape, data.dtype, (4, 4, 4), codec="gzip"), ARRAY_FORMATS[format])
+    create_array(place, "s0", ArraySpec(data.shape, data.dtype, (4, 4, 4), codec="gzip"), folders_of(format).name)
     open_writer(place, "s0").write(Box.from_shape(data.shape), data)
     create_multiscale(place, Multiscale((Level("s0"),), voxel_size_nm=(40.0, 4.0, 4.0)), format=format)
     names = ("attributes.json", ".zarray", ".zattrs", ".zgroup", "zarr.json", "info")

@@ -124,14 +124,14 @@ def _zarr3(folder: Path, codec: str) -> None:
 def _levels(folder: Path, format: str) -> None:
     """Write a group of two levels with volpipe's own metadata."""
     from volpipe.geometry.grid import Box
-    from volpipe.volumes.formats.container import ARRAY_FORMATS
+    from volpipe.volumes.formats.container import folders_of
     from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
 
     data = voxels()
     path = folder / ("v.n5" if format == "n5" else "v.zarr")
     for level, part in enumerate((data, data[::2, ::2, ::2])):
         spec = ArraySpec(part.shape, part.dtype, CHUNK)
-        create_array(path, f"s{level}", spec, ARRAY_FORMATS[format])
+        create_array(path, f"s{level}", spec, folders_of(format).name)
         open_writer(path, f"s{level}").write(Box.from_shape(part.shape), part)
     levels = (Level("s0"), Level("s1", (2.0, 2.0, 2.0)))
     create_multiscale(path, Multiscale(levels, voxel_size_nm=(40.0, 4.0, 4.0)), format=format)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -21,6 +21,8 @@ CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
 CHOSEN = {"min": "max", "max": "min", "any": "all", "all": "any"}
 # Calls whose loss only a reader of logs or of a terminal would see.
 ASIDE = ("log", "warnings", "logging")
+# Arguments that are checks of what cannot happen.
+CHECKS = ("strict",)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Change:
         line: the first that changes, from 1.
         old, new: the source of the node.
         start, end: of the node in the file's text, in characters.
+        names: the function and the classes that it stands in, and the functions of the file that come to call it.
     """
 
     file: Path
@@ -40,6 +43,7 @@ class Change:
     new: str
     start: int
     end: int
+    names: frozenset[str] = field(default=frozenset(), compare=False)
 
     def applied(self, text: str) -> str:
         """Return the text of the file with the change."""
@@ -61,24 +65,53 @@ def changes_of(root: Path, file: Path) -> list[Change]:
     def place(line: int, column: int) -> int:
         return offsets[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    found = []
-    for function in ast.walk(ast.parse(text)):
+    found, tree = [], ast.parse(text)
+    names = _names(tree)
+    for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         for node in _nodes(function):
             for new in _replacements(node):
                 start, end = place(node.lineno, node.col_offset), place(node.end_lineno or 0, node.end_col_offset or 0)
-                found.append(Change(file, node.lineno, text[start:end], new, start, end))
+                found.append(Change(file, node.lineno, text[start:end], new, start, end, names[function]))
     return sorted(set(found), key=lambda change: (change.start, change.new))
+
+
+def _names(tree: ast.Module) -> dict[ast.AST, frozenset[str]]:
+    """Return for each function of a file its name, those of its classes, and of the functions that come to call it."""
+    uses: dict[str, set[str]] = {}
+    owners: dict[ast.AST, set[str]] = {}
+
+    def walk(node: ast.AST, owner: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = owner
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = (*owner, child.name)
+                owners[child] = set(inner)
+            used = child.id if isinstance(child, ast.Name) else child.attr if isinstance(child, ast.Attribute) else ""
+            if used and owner:
+                uses.setdefault(used, set()).update(owner)
+            walk(child, inner)
+
+    walk(tree, ())
+    for known in owners.values():
+        open_names = set(known)
+        while open_names:
+            callers = uses.get(open_names.pop(), set()) - known
+            known |= callers
+            open_names |= callers
+    return {node: frozenset(known) for node, known in owners.items()}
 
 
 def _nodes(function: ast.AST) -> Iterator[ast.expr | ast.stmt]:
     """Yield the expressions and statements in a function, less annotations, messages of errors and strings."""
-    for field, value in ast.iter_fields(function):
-        if field in ("annotation", "returns", "decorator_list"):
+    for name, value in ast.iter_fields(function):
+        if name in ("annotation", "returns", "decorator_list"):
             continue
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST) or isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
+                continue
+            if isinstance(node, ast.keyword) and node.arg in CHECKS:
                 continue
             if isinstance(node, ast.expr | ast.stmt):
                 yield node

@@ -1,17 +1,19 @@
 """`scripts/mutants`: tries changes of logic that are drawn at random, by the tests near each, and lists the survivors.
 
 A survivor is a question: the change may be one that nobody can see, such as that of a cache or of a time to wait.
-The tests of a change are those of the module's own name, those that import the module, those of its package, and the
-golden pages, in this order; they end at the first that fails.
+The tests of a change are the files that are nearest it, one after the other, and the golden pages; they end at the
+first that fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ FILES = (
 )
 DIED, SURVIVED, SLOW = "died", "SURVIVED", "died: out of time"
 GOLDEN = Path("tests/docs/test_golden.py")
+PASSED, NONE_RUN = 0, 5  # exit codes of pytest
 
 
 def draw(seed: int, count: int, below: str) -> list[Change]:
@@ -43,24 +46,31 @@ def draw(seed: int, count: int, below: str) -> list[Change]:
     return random.Random(seed).sample(found, count)
 
 
-def tests_of(module: Path) -> list[list[Path]]:
-    """Return the test files that are near a module, in groups, the nearest first; none of them twice."""
-    tests = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
+def tests_of(change: Change, most: int) -> list[Path]:
+    """Return the test files that are nearest a change, at most so many, and the golden pages, the nearest first.
+
+    Near are those of the module's own name, those that import the module, those of its package, and those that name
+    the changed function or one that comes to call it.
+    """
+    module = change.file
     name = ".".join(module.with_suffix("").parts)
     package, _, last = name.rpartition(".")
     imported = re.compile(rf"(?:from|import) {re.escape(name)}\b|from {re.escape(package)} import [^\n]*\b{last}\b")
+    public = [each for each in change.names if not each.startswith("_")]
+    named = re.compile(rf"\b({'|'.join(map(re.escape, public))})\b") if public else None
     folder = Path("tests", *module.parts[1:-1])
-    groups = [
-        [test for test in tests if test.stem == f"test_{module.stem}" and test.is_relative_to(folder)],
-        [test for test in tests if imported.search((ROOT / test).read_text(encoding="utf-8"))],
-        [test for test in tests if test.is_relative_to(folder) and folder != Path("tests")],
-        [GOLDEN],
-    ]
-    known: set[Path] = set()
-    for group in groups:
-        group[:] = [test for test in group if test not in known]
-        known.update(group)
-    return [group for group in groups if group]
+
+    def nearness(test: Path) -> tuple[int, int]:
+        text = (ROOT / test).read_text(encoding="utf-8")
+        is_own = test.stem == f"test_{module.stem}" and test.is_relative_to(folder)
+        mentions = len(set(named.findall(text))) if named else 0
+        is_beside = test.is_relative_to(folder) and folder != Path("tests")
+        near = 8 * is_own + 4 * bool(imported.search(text)) + 2 * min(mentions, 3) * is_beside + mentions + is_beside
+        return near, -len(text)
+
+    tests = {path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")} - {GOLDEN}
+    ranks = sorted(((nearness(test), test) for test in tests), reverse=True)
+    return [*(test for (near, _), test in ranks[:most] if near), GOLDEN]
 
 
 def copy_to(folder: Path) -> None:
@@ -76,38 +86,42 @@ def copy_to(folder: Path) -> None:
         shutil.copyfile(ROOT / name, folder / name)
 
 
-def verdict(change: Change, folder: Path, seconds: float, processes: int) -> str:
-    """Return what came of a change in the copy `folder`: DIED, SURVIVED, or SLOW, which no test would let pass."""
+def verdict(change: Change, folder: Path, tests: list[Path], seconds: float, processes: int) -> tuple[str, str]:
+    """Return what came of a change in the copy `folder`, and by which file of tests.
+
+    It is DIED, SURVIVED, or SLOW, which no test would let pass.
+    """
     place = folder / change.file
     original = place.read_text(encoding="utf-8")
     place.write_text(change.applied(original), encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-n",
-        str(processes),
-        "--dist",
-        "loadfile",
-        "-p",
-        "no:cacheprovider",
-    ]
+    workers = ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else ["-n", "0"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *workers]
     try:
-        for group in tests_of(change.file):
-            done = subprocess.run(
-                [*command, *map(str, group)], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, timeout=seconds,
-            )  # fmt: skip
-            if done.returncode:
-                return DIED
-    except subprocess.TimeoutExpired:
-        return SLOW
+        for test in tests:
+            code = _exit_code([*command, str(test)], folder, environment, seconds)
+            if code is None:
+                return SLOW, test.stem
+            if code not in (PASSED, NONE_RUN):
+                return DIED, test.stem
     finally:
         place.write_text(original, encoding="utf-8")
-    return SURVIVED
+    return SURVIVED, ""
+
+
+def _exit_code(command: list[str], folder: Path, environment: dict[str, str], seconds: float) -> int | None:
+    """Return how a command ended in `folder`; None where it took too long: it is killed then, with what it started."""
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def main() -> None:
@@ -115,20 +129,29 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the changes that are drawn")
     parser.add_argument("--count", type=int, default=60, help="how many")
     parser.add_argument("--below", default="volpipe", help="the folder whose modules are changed")
-    parser.add_argument("--seconds", type=float, default=1200, help="the most that a group of tests may take")
+    parser.add_argument("--seconds", type=float, default=1200, help="the most that a file of tests may take")
+    parser.add_argument(
+        "--files", type=int, default=12, help="of tests that are tried, the nearest, before the golden pages"
+    )
+    parser.add_argument("--no-golden", action="store_true", help="leave the golden pages out, which take minutes")
+    parser.add_argument("--only", default="", help="numbers of the changes to try, of those that are drawn: 3,7,20")
     parser.add_argument("--processes", type=int, default=2, help="that tests run in")
     parser.add_argument("--list", action="store_true", help="print the changes, and try none")
     chosen = parser.parse_args()
-    changes = draw(chosen.seed, chosen.count, chosen.below)
+    changes = dict(enumerate(draw(chosen.seed, chosen.count, chosen.below), 1))
+    if chosen.only:
+        changes = {number: changes[number] for number in map(int, chosen.only.split(","))}
     if chosen.list:
-        print(*changes, sep="\n")
+        for number, change in changes.items():
+            print(f"{number:3} {change}")
         return
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         copy_to(Path(folder))
-        for number, change in enumerate(changes, 1):
+        for number, change in changes.items():
             began = time.monotonic()
-            result = verdict(change, Path(folder), chosen.seconds, chosen.processes)
-            print(f"{number:3} {result:9} {time.monotonic() - began:5.0f} s  {change}", flush=True)
+            tests = tests_of(change, chosen.files)[: -1 if chosen.no_golden else None]
+            result, test = verdict(change, Path(folder), tests, chosen.seconds, chosen.processes)
+            print(f"{number:3} {result} {test} {time.monotonic() - began:.0f} s  {change}", flush=True)
             survivors += [change] if result == SURVIVED else []
     print(f"\n{len(changes) - len(survivors)} of {len(changes)} died; survivors:", *survivors, sep="\n  ")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +18,10 @@ from pydantic import BaseModel
 
 import volpipe as vp
 from volpipe.recipes.complaints import keys
-from volpipe.volumes import convert
+from volpipe.volumes.formats.format import Format, ReadRow, Writing
+from volpipe.volumes.formats.known import FORMATS
+from volpipe.volumes.formats.npy import NPY
+from volpipe.volumes.formats.picture import PICTURE
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -70,29 +74,27 @@ def test_a_variable_that_the_code_reads_and_the_reference_lacks_is_refused(runti
             )
 
 
-def test_a_format_that_the_tables_lack_is_refused(runtime: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_show_each_format_that_says_something_of_itself(runtime: ModuleType) -> None:
     formats = importlib.import_module("reference_pages.formats")
-    monkeypatch.setattr(convert, "FORMATS", (*convert.FORMATS, "new"))
-    with pytest.raises(SystemExit, match="new"):
-        formats.read_table()
+    new = Format("new", row=ReadRow("New one", "all of it", "its header"))
+    assert formats.read_table((*FORMATS, new)) == f"{formats.read_table()}\n| New one | all of it | its header |"
+    assert formats.written_table((*FORMATS, new)) == formats.written_table()
 
 
-def test_a_page_of_formats_gets_the_facts_of_the_code(
-    runtime: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_page_of_formats_gets_the_facts_of_the_code(runtime: ModuleType, tmp_path: Path) -> None:
     formats = importlib.import_module("reference_pages.formats")
     page = tmp_path / "formats.md"
     page.write_text("Before.\n<!-- table: read -->\n| typed |\n<!-- end -->\n")
     with pytest.raises(SystemExit, match="1 of the 2 tables"):
         formats.page(page)
     page.write_text(f"{page.read_text()}Between.\n<!-- table: written -->\n| typed |\n<!-- end -->\nAfter.\n")
-    monkeypatch.setitem(convert.CODECS, "npy", ("new", "raw"))
-    text = formats.page(page)
+    other = replace(NPY, writing=Writing(("new", "raw"), "keeps no voxel size"))
+    text = formats.page(page, (PICTURE, other))
     assert "typed" not in text and text.startswith("Before.\n") and "Between." in text and text.endswith("After.\n")
     assert "| `npy` | `.npy` | new, raw | – | – | keeps no voxel size |" in text
     assert "| NumPy `.npy` | C and Fortran order | – |" in text
     page.write_text(text)
-    assert formats.page(page) == text
+    assert formats.page(page, (PICTURE, other)) == text
 
 
 def test_every_file_of_a_real_runs_folder_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

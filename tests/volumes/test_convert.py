@@ -27,12 +27,13 @@ from volpipe.evaluation.origins import provenances_of
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes import convert as module
-from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, read_record
+from volpipe.volumes.convert import CODECS, Choice, convert, read_record
 from volpipe.volumes.storage.quota import Quota
 from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, open_volume, open_writer, with_view
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.work_plan import execute
 
+FORMATS = tuple(CODECS)
 pytestmark = pytest.mark.usefixtures("_one_hdf5_process")
 
 SIZE, ORIGIN = (6.5, 5.0, 4.0), (30.0, 20.0, 10.0)  # nm, z y x

@@ -18,7 +18,7 @@ import volpipe as vp
 from volpipe.errors import PlanError, VolumeError
 from volpipe.runs.run_folder import RunFolder
 from volpipe.synthetic.volume import Sample, write_sample
-from volpipe.volumes.formats import container
+from volpipe.volumes.formats import container, precomputed
 from volpipe.volumes.storage import metadata
 
 SHAPE = (16, 16, 16)
@@ -186,7 +186,7 @@ def test_wherever_a_session_dies_what_is_there_is_not_taken_for_complete(
         written += 1
         write(*arguments)
 
-    for module in (metadata, container, container.precomputed):
+    for module in (metadata, container, precomputed):
         monkeypatch.setattr(module, "write_json", write_some)
     for most in range(40):
         written = 0

@@ -13,7 +13,7 @@ import tifffile
 from volumes import noise
 
 from volpipe.geometry.grid import Box
-from volpipe.volumes.formats.container import ARRAY_FORMATS
+from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.storage.metadata import level_factor
 from volpipe.volumes.volume import (
     ArraySpec,
@@ -133,7 +133,7 @@ def test_the_finest_level_is_level_0_in_whatever_order_they_are_listed(
     parts = [data[:: int(z), :: int(y), :: int(x)] for z, y, x in factors]
     for level, part in enumerate(parts):
         spec = ArraySpec(part.shape, part.dtype, (4, 4, 4), codec="gzip")
-        create_array(path, f"s{level}", spec, ARRAY_FORMATS[format])
+        create_array(path, f"s{level}", spec, folders_of(format).name)
         open_writer(path, f"s{level}").write(Box.from_shape(part.shape), part)
     levels = tuple(Level(f"s{level}", factor) for level, factor in enumerate(factors))
     create_multiscale(path, Multiscale(levels, voxel_size_nm=(40.0, 4.0, 4.0)), format=format)

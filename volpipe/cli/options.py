@@ -51,7 +51,10 @@ def complete_start(incomplete: str) -> Choices:
 
 def complete_volumes(incomplete: str) -> Choices:
     """Yield the TOML, CSV and text files, the volumes and the folders, that begin so."""
-    yield from _complete_files(incomplete, ".toml", ".csv", ".txt", ".h5", ".hdf5", ".tif", ".tiff", ".mrc", ".npy")
+    from volpipe.volumes.formats.known import FORMATS
+
+    suffixes = (suffix for each in FORMATS if each.files is not None for suffix in each.suffixes)
+    yield from _complete_files(incomplete, ".toml", ".csv", ".txt", *suffixes)
 
 
 def complete_net(incomplete: str) -> Choices:
@@ -67,7 +70,8 @@ def _complete_files(incomplete: str, *suffixes: str) -> Choices:
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = f"{path}/" if path.is_dir() else str(path)
-        if name.startswith(incomplete) and not path.name.startswith(".") and (path.is_dir() or path.suffix in suffixes):
+        is_one = path.is_dir() or path.name.endswith(suffixes)
+        if name.startswith(incomplete) and not path.name.startswith(".") and is_one:
             yield name, ""
 
 

@@ -241,7 +241,7 @@ def estimate(
     most_waiting = BLOCKS_WAITING + totals.late  # some that the net has done are not discarded yet
     num_waiting = min(totals.product("blocks"), most_waiting) if plan.mode == "stored" else 0
     windows = min(num_waiting * plan.lattice.windows_per_block, totals.product("windows"))
-    files, folders = (windows, 0) if plan.recipe.tensors.format == "n5" else (num_waiting, FOLDERS * num_waiting)
+    files, folders = (num_waiting, FOLDERS * num_waiting) if plan.recipe.tensors.is_sharded else (windows, 0)
     voxels, sum_files = totals.highest_scratch()
     return Estimate(
         stages=stages,
@@ -504,7 +504,7 @@ class _Totals:
 
     def level_files(self, level: int) -> int:
         plan = self.plan
-        is_sharded = plan.recipe.output.format in ("ome-zarr-0.5", "precomputed")
+        is_sharded = plan.folders.is_sharded
         unit = plan.shard if is_sharded else plan.chunk
         cells = math.prod(-(-n // c) for n, c in zip(plan.level_shape(level), unit, strict=True))
         return cells * (len(plan.arrays) if is_sharded else plan.net.out_channels)
@@ -519,13 +519,11 @@ class _Totals:
 
     @property
     def output_files(self) -> int:
-        """Files of chunks or shards, and of metadata: two per group and array in Zarr v2, one elsewhere. The groups are
-        its own and that of its runs; the arrays are its levels."""
+        """Files of chunks or shards, and of metadata. The groups are its own and that of its runs; the arrays are its
+        levels."""
         levels, arrays = len(self.plan.factors), len(self.plan.arrays)
         groups = 2 + (arrays if arrays > 1 else 0)
-        metadata = (groups + arrays * levels) * (
-            2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1
-        )
+        metadata = (groups + arrays * levels) * self.plan.folders.num_files
         return metadata + sum(self.level_files(level) for level in range(levels))
 
     def stages(self) -> Iterable[StageEstimate]:
@@ -560,7 +558,7 @@ class _Totals:
             num_blocks if self.plan.mode == "stored" else 0,
             self.volume_bytes,
             num_windows * self.rates.window_bytes,
-            num_windows if self.plan.recipe.tensors.format == "n5" else num_blocks,
+            num_blocks if self.plan.recipe.tensors.is_sharded else num_windows,
             num_windows * self.rates.factor_seconds,
         )
 

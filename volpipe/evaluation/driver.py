@@ -43,7 +43,8 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, JournalWork, Listener, StageWork, WorkSession, check_kind
+from volpipe.runs.standing import Act, Asked, Standing, WorkState
+from volpipe.runs.work import PLAIN, SILENT, JournalWork, Listener, StageWork, WorkSession, other_kind
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
@@ -110,8 +111,9 @@ class BlockWork(JournalWork[R]):
 
     def claim(self) -> None:
         """Delete the sums in the folder if they are of other volumes or choices: they cost little to make again."""
-        self.check_free()
-        inputs = self.subject.inputs()
+        standing, inputs = self.standing(), self.subject.inputs()
+        if standing.act(self.asked) is Act.REFUSE:
+            raise standing.refusal_of(self.asked)
         # what earlier work of ours writes stays as it is
         is_read, outside = self.options.is_outside, self.subject.outside
         read = {name: volume for name, volume in inputs.items() if is_read or name in outside}
@@ -121,13 +123,27 @@ class BlockWork(JournalWork[R]):
             before = read_identities(self.folder.inputs) or {}
         # but for parts that could not be read
         is_same = before.keys() == states.keys() and not any(changes(before[name], states[name]) for name in states)
-        if self.options.fresh or read_json(mark) != self.subject.describe_work() or not is_same:
+        if not is_same:
+            standing = Standing(WorkState.CHANGED)
+        if standing.act(self.asked) is Act.CLEAR:
             self.clear()
             write_json(mark, self.subject.describe_work())
         store_identities(self.folder.inputs, states)
 
-    def check_free(self) -> None:
-        check_kind(self.folder, self.subject.mark)
+    @property
+    def asked(self) -> Asked:
+        return Asked.FRESH if self.options.fresh else Asked.REMAKE
+
+    def foreign(self) -> RunError | None:
+        return other_kind(self.folder, self.subject.mark)
+
+    def standing(self) -> Standing:
+        if foreign := self.foreign():
+            return Standing(WorkState.FOREIGN, foreign)
+        described = read_json(self.folder.path / self.subject.mark)
+        if described is None:
+            return Standing(WorkState.FRESH)
+        return Standing(WorkState.BEGUN if described == self.subject.describe_work() else WorkState.OUTDATED)
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
         """Delete the file of scores if the scored output is not complete, and all sums if it is not even begun."""

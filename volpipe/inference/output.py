@@ -26,8 +26,8 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import check_suffix, grow_array, locate, write_record
+from volpipe.volumes.formats.known import FORMATS, format_named
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, check_letters, reading_once
 from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
@@ -50,12 +50,14 @@ FOLDERS = {
     ".n5": ("n5",),
     ".precomputed": ("precomputed",),
 }  # formats of an output by its suffix
-COPIES = (".tif", ".tiff", ".h5", ".hdf5", ".mrc", ".npy")  # that `volpipe convert` writes
+COPIES = tuple(
+    suffix for each in FORMATS if each.writing is not None and each.writing.write_file for suffix in each.suffixes
+)  # that `volpipe convert` writes
 FILES = (
-    *COPIES, ".btf", ".tf8", ".hdf", ".he5", ".mrcs", ".map", ".rec", ".st", ".ali", ".npz", ".png", ".jpg", ".jpeg",
-    ".bmp", ".gif", ".webp", ".jp2", ".nii", ".gz", ".nrrd", ".nhdr", ".mha", ".mhd", ".raw", ".dm3", ".dm4", ".ims",
-    ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv", ".toml", ".json", ".txt", ".xml",
-    ".pdf", ".svg", ".py", ".pt", ".onnx", ".safetensors",
+    *(suffix for each in FORMATS if each.files is not None for suffix in each.suffixes), ".btf", ".tf8", ".he5",
+    ".mrcs", ".st", ".ali", ".npz", ".bmp", ".gif", ".webp", ".jp2", ".nii", ".gz", ".nrrd", ".nhdr", ".mha", ".mhd",
+    ".raw", ".dm3", ".dm4", ".ims", ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv",
+    ".toml", ".json", ".txt", ".xml", ".pdf", ".svg", ".py", ".pt", ".onnx", ".safetensors",
 )  # fmt: skip
 
 
@@ -230,7 +232,7 @@ def write_displays(plan: Plan) -> None:
     The sample is up to SHOWN_BOXES boxes of the coarsest level, most often all of it. With a mask or empty space its
     zeros do not count. Labels and formats other than OME-Zarr have no display ranges.
     """
-    if plan.is_labels or not plan.format.startswith("ome-zarr"):
+    if plan.is_labels or not format_named(plan.format).is_ome:
         return
     last = len(plan.factors) - 1
     grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
@@ -264,17 +266,17 @@ def _display_range(name: str, values: np.ndarray, *, is_partial: bool) -> Displa
 
 
 def check_output(plan: OutputPlan) -> None:
-    """Raise where precomputed cannot hold what `plan` will write, or cannot say where it lies.
+    """Raise where its format cannot hold what `plan` will write, or cannot say where it lies.
 
     Raises:
         PlanError: with what would do.
     """
-    if plan.format != "precomputed":
-        return
+    writing = format_named(plan.format).writing
+    assert writing is not None
     try:
         for level in range(len(plan.factors)):
-            precomputed.check_spec(plan.spec(level))
-        precomputed.check_place(plan.multiscale)
+            writing.check_spec(plan.spec(level))
+        writing.check_place(plan.multiscale)
     except VolumeError as error:
         raise PlanError(str(error)) from error
 
@@ -288,7 +290,8 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
     spec, group, spatial = plan.spec(level), plan.multiscale, slice(-3, None)
-    is_precomputed = plan.array_format == "precomputed"
+    is_ome = format_named(plan.format).is_ome
+    shards, codec = plan.folders.as_read(spec)
     is_placed = group.voxel_size_nm is not None  # else the metadata has no unit
     return Volume(
         path=str(absolute(plan.out).parent if plan.folder else absolute(plan.out)),
@@ -297,14 +300,14 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
         shape=spec.shape,
         dtype=spec.dtype,
         chunks=spec.chunks,
-        shards=precomputed.stored_shards(spec) if is_precomputed else spec.shards,
+        shards=shards,
         axes=spec.axes,
         voxel_size_nm=triple(group.scale(group.levels[level])[spatial]) if is_placed else None,
         origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
-        has_origin=is_placed or plan.array_format == "precomputed" or plan.format.startswith("ome-zarr"),
-        codec=spec.codec if spec.codec == "raw" or is_precomputed else f"{spec.codec} {spec.codec_level}",
+        has_origin=is_placed or is_ome,
+        codec=codec,
         levels=tuple(f"{plan.folder}/{entry.key}".lstrip("/") for entry in group.levels),
-        channel_names=plan.channel_names if plan.format.startswith("ome-zarr") else (),
+        channel_names=plan.channel_names if is_ome else (),
         is_planned=True,
     )
 

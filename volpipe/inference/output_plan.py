@@ -25,10 +25,10 @@ from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import differences
-from volpipe.volumes.formats.container import ARRAY_FORMATS
+from volpipe.volumes.formats.container import folders_of
+from volpipe.volumes.formats.format import ArrayFolders
 from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Resampling
-from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
 COMPARED = {"source", "net", "code_sha256", "out"}  # fields that explain why sizes differ
@@ -110,16 +110,13 @@ class SourceVolume(BaseModel):
         return resampled(volume.as_it_was(shape, np.dtype(dtype), self.slices), grid)
 
 
-STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
-
-
-def can_stream(array_format: str, num_channels: int, *, in_bucket: bool) -> bool:
+def can_stream(folders: ArrayFolders, num_channels: int, *, in_bucket: bool) -> bool:
     """Return whether shards can be written layer by layer.
 
     The chunks of a channel lie together in a shard, but those of a layer come together: of several channels they are
     put in order once all are there, which a file in a bucket cannot be.
     """
-    return array_format in STREAMED and not (in_bucket and num_channels > 1)
+    return folders.is_streamed and not (in_bucket and num_channels > 1)
 
 
 class OutputPlan(BaseModel, ABC):
@@ -166,7 +163,7 @@ class OutputPlan(BaseModel, ABC):
     @property
     def can_stream(self) -> bool:
         """Whether shards can be written layer by layer."""
-        return can_stream(self.array_format, self.num_channels, in_bucket=self.is_in_bucket)
+        return can_stream(self.folders, self.num_channels, in_bucket=self.is_in_bucket)
 
     @property
     def is_layered(self) -> bool:
@@ -174,9 +171,14 @@ class OutputPlan(BaseModel, ABC):
         return self.can_stream and math.prod(self.shard) > SLAB_VOXELS
 
     @property
+    def folders(self) -> ArrayFolders:
+        """How the output's arrays lie in folders."""
+        return folders_of(self.format)
+
+    @property
     def array_format(self) -> str:
         """Format of the output's arrays."""
-        return ARRAY_FORMATS[self.format]
+        return self.folders.name
 
     @property
     def num_active(self) -> int:
@@ -311,7 +313,7 @@ class OutputPlan(BaseModel, ABC):
             return 2 + sum(array.num_folders for array in self.arrays)
         specs = [self.spec(level) for level in range(len(self.factors))]
         files = (Grid(spec.shape, spec.shards or spec.chunks).counts for spec in specs)
-        return 2 + sum(count_folders(self.array_format, counts) for counts in files)
+        return 2 + sum(self.folders.scheme.count_folders(counts) for counts in files)
 
     @cached_property
     def _shards(self) -> list[Grid]:

@@ -38,8 +38,8 @@ from volpipe.nets.files import code_hash
 from volpipe.nets.net_geometry import NetArray
 from volpipe.nets.tta import check_turns, with_forms
 from volpipe.recipes.inference import Auto, Precision, Recipe
-from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
-from volpipe.volumes.formats.precomputed import default_codec
+from volpipe.volumes.formats.container import folders_of
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage.paths import Location, locate
 from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
@@ -290,9 +290,9 @@ class Plan(OutputPlan):
         if unknown := self.recipe.output.arrays.keys() - set(names):
             listed = ", ".join(names) or "one output alone, or all with net.output=all"
             raise PlanError(f"output.arrays.{min(unknown)}: net {self.net.label} gives {listed}")
-        if len(names) > 1 and self.format == "precomputed":
+        if len(names) > 1 and self.folders.is_one_volume:
             raise PlanError(
-                "net.output=all: precomputed holds one array; write OME-Zarr or N5, or name one output, such as "
+                f"net.output=all: {self.format} holds one array; write OME-Zarr or N5, or name one output, such as "
                 f"net.output={self.net.arrays[0].output}"
             )
         for array in self.net.arrays if len(names) > 1 else ():
@@ -359,16 +359,16 @@ class Plan(OutputPlan):
         """Return the array of `level`."""
         choice = self.recipe.output
         codec: str = choice.codec
-        if codec == "auto" and self.array_format == "precomputed":
-            codec = default_codec(self.dtype, is_labels=self.is_labels)
-        elif codec == "auto":
-            codec = "gzip" if self.array_format == "n5" else "zstd"
+        if codec == "auto":
+            writing = format_named(self.format).writing
+            assert writing is not None
+            codec = writing.default_codec(self.dtype, is_labels=self.is_labels)
         channels = (self.num_channels,) if self.num_channels > 1 else ()
         return ArraySpec(
             shape=(*channels, *self.level_shape(level)),
             dtype=self.dtype,
-            chunks=(*chunk_channels(self.array_format, channels), *self.chunk),
-            shards=(*channels, *self.shard) if self.array_format in SHARDED else None,
+            chunks=(*self.folders.channel_chunk(channels), *self.chunk),
+            shards=(*channels, *self.shard) if self.folders.is_sharded else None,
             axes=self.multiscale.axes,
             codec=codec,
             codec_level=choice.codec_level,
@@ -587,7 +587,7 @@ def make_plan(
     # Such blocks are shards, too.
     in_slabs = (
         recipe.tensors.mode != "stored"
-        and can_stream(ARRAY_FORMATS[recipe.output.format], net.out_channels, in_bucket=not isinstance(out, Path))
+        and can_stream(folders_of(recipe.output.format), net.out_channels, in_bucket=not isinstance(out, Path))
         and recipe.output.shard == "auto"
     )
     _check_corner(roi, net)

@@ -47,7 +47,7 @@ class ScratchTensors:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
-        self.source_path = folder / ("tensors.n5" if plan.recipe.tensors.format == "n5" else "tensors.zarr")
+        self.source_path = folder / ("tensors.zarr" if plan.recipe.tensors.is_sharded else "tensors.n5")
         self.sums_path = folder / "tensors.zarr"
         self.sums_key = f"tensors/{plan.net.label}/0"
         self._parts = () if len(plan.arrays) == 1 else tuple(ScratchTensors(each, folder) for each in plan.arrays)
@@ -67,7 +67,7 @@ class ScratchTensors:
         plan, choice = self.plan, self.plan.recipe.tensors
         if plan.mode == "stored":
             chunk = (1, plan.source.num_channels, *plan.window)
-            sharded = choice.format == "zarr3"
+            sharded = choice.is_sharded
             spec = ArraySpec(
                 shape=(plan.lattice.max_number, *chunk[1:]),
                 dtype=np.dtype(np.float32),
@@ -107,7 +107,7 @@ class ScratchTensors:
 
     def _write_windows(self, numbers: Sequence[int], data: np.ndarray) -> None:
         per_block = self.plan.lattice.windows_per_block
-        if self.plan.recipe.tensors.format == "zarr3":
+        if self.plan.recipe.tensors.is_sharded:
             first = numbers[0] // per_block * per_block
             whole = np.zeros((per_block, *data.shape[1:]), np.float32)
             whole[[n - first for n in numbers]] = data
@@ -158,7 +158,7 @@ class ScratchTensors:
         """Delete the window tensors of `block`, if they exist."""
         files = self._window_files(self.plan.lattice.windows_of(block))
         _delete_files(files)
-        if self.plan.recipe.tensors.format == "zarr3":
+        if self.plan.recipe.tensors.is_sharded:
             delete_emptied(files[0], FOLDERS)
 
     def discard_sum(self, block: int, part: int) -> None:
@@ -220,7 +220,7 @@ class ScratchTensors:
 
     def _window_files(self, numbers: Sequence[int]) -> list[Path]:
         """Return the files that hold the windows of `numbers`, all of one block."""
-        if self.plan.recipe.tensors.format == "zarr3":
+        if self.plan.recipe.tensors.is_sharded:
             block = numbers[0] // self.plan.lattice.windows_per_block
             return [self.source_path / SOURCE_KEY / "c" / str(block) / "0/0/0/0"]
         return [self.source_path / SOURCE_KEY / "0/0/0/0" / str(number) for number in numbers]
@@ -318,7 +318,7 @@ def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Scr
     source = StreamedWindows(volume, plan.lattice, normalise, padding=plan.net.padding)
     source.begin([block], selection.slabs)
     voxels = source.voxels(block, 0, numbers)
-    size = len(numbers) if plan.recipe.tensors.format == "zarr3" else WINDOWS_AT_ONCE
+    size = len(numbers) if plan.recipe.tensors.is_sharded else WINDOWS_AT_ONCE
     for start in range(0, len(numbers), size):
         part = slice(start, start + size)
         tensors.write_windows(numbers[part], voxels.part(part).windows())

@@ -13,7 +13,7 @@ from volpipe.geometry.grid import Triple, align_up, divisor_near, triple
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.net_geometry import Geometry
 from volpipe.recipes.inference import Output, Windows
-from volpipe.volumes.formats.precomputed import even_chunk
+from volpipe.volumes.formats.container import folders_of
 
 AXES = "zyx"
 LARGEST_WASTE = 1.05  # along an axis: voxels that windows cover, by those of the volume
@@ -251,10 +251,9 @@ def choose_shard(choice: Output, core: Triple) -> Triple:
 
 def choose_chunk(choice: Output, shard: Triple) -> Triple:
     """Return the chunk of an output, which divides its `shard`: the recipe's, or near CHUNK_TARGET."""
-    if choice.chunk == "auto" and choice.format == "precomputed":
-        return even_chunk(shard)
     if choice.chunk == "auto":
-        return triple(divisor_near(n, CHUNK_TARGET) for n in shard)
+        own = folders_of(choice.format).usual_chunk(shard)
+        return own or triple(divisor_near(n, CHUNK_TARGET) for n in shard)
     for axis, s, c in zip(AXES, shard, choice.chunk, strict=True):
         if c < 1 or s % c:
             raise PlanError(

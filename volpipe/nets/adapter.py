@@ -26,7 +26,7 @@ ALL = "all"
 DEEPEST = 8  # tuples and dictionaries within each other, searched for tensors
 # Orders of z, y, x that bring the axis across a plane to the front, by plane.
 ORDERS = {"yx": (0, 1, 2), "zx": (1, 0, 2), "zy": (2, 0, 1)}
-TRIED_SIZES = (16, 32, 64)  # of windows along each axis, to tell nets of slices from nets of volumes
+TRIED_SIZES = (16, 32, 64)  # of windows along each axis, to distinguish nets of slices from nets of volumes
 GRADIENTS = re.compile("grad|inference (mode|tensor)", re.IGNORECASE)  # in what torch says where there are none
 
 _with_gradients = WeakSet[nn.Module]()
@@ -89,7 +89,7 @@ class Adapter(ServedNet):
         return self.in_volume(self.declaration.fixed or (0, 0, 0), 0)
 
     def in_volume(self, sizes: Sequence[int], across: int) -> Triple:
-        """Return sizes of the net's own axes along z, y, x; `across` is that of slices where two are given."""
+        """Return sizes along the net's own axes as z, y, x; of two sizes, `across` is the one across slices."""
         own = (across, *sizes) if len(sizes) == 2 else tuple(sizes)
         result = [0, 0, 0]
         for plane in self.planes or ("yx",):
@@ -120,7 +120,7 @@ class Adapter(ServedNet):
         return out.float() if windows.is_floating_point() and not out.is_floating_point() else out
 
     def _evened(self, out: torch.Tensor, window: Sequence[int]) -> torch.Tensor:
-        """Return an output that lacks as many voxels before as behind."""
+        """Return `out` cut so that it lacks as many voxels at the low faces of its window as at the high ones."""
         if self.uneven is None or not any(m % n for n, m in zip(window[2:], out.shape[2:], strict=True)):
             return out
         try:
@@ -164,7 +164,7 @@ class Adapter(ServedNet):
         return tuple(_names_and_shapes(values)) if len(values) > 1 else ()
 
     def arrays(self, windows: torch.Tensor) -> tuple[NetArray, ...]:
-        """Return the outputs for `windows` that are joined in one; none where there is one, or one is taken."""
+        """Return the outputs for `windows` that are joined in one tensor; none where one output is taken."""
         if self.taken != ALL:
             return ()
         arrays = joined_arrays(self._outputs_by_name(windows))
@@ -199,16 +199,6 @@ def called(net: nn.Module, data: torch.Tensor) -> Any:  # Any: whatever the net 
         out = net(data.clone())
     _with_gradients.add(net)
     return out
-
-
-def adapted(net: nn.Module, choice: NetChoice) -> Adapter:
-    """Return a user's `net` with the interface of ours.
-
-    Raises:
-        VolpipeError: the recipe asks for slices of a net that takes volumes.
-    """
-    is_asked = bool(choice.plane or choice.context)
-    return Adapter(net, choice, is_flat=takes_slices(net, choice.context or 0, is_asked=is_asked))
 
 
 def takes_slices(net: nn.Module, context: int, *, is_asked: bool) -> bool:
@@ -286,7 +276,7 @@ def _with_neighbours(slices: torch.Tensor, context: int) -> torch.Tensor:
 
 
 def _mean_of_planes(outs: Sequence[torch.Tensor], window: Sequence[int]) -> torch.Tensor:
-    """Return the mean of the outputs of several planes, over the voxels that all have."""
+    """Return the mean of the outputs of several planes, over the voxels that all of them have."""
     least = [min(out.shape[axis] for out in outs) for axis in range(2, 5)]
     if any(out.shape[axis] > window[axis] for out in outs for axis in range(2, 5)):
         raise OutputError(
@@ -371,7 +361,7 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
 
 
 def with_channels(values: Mapping[str, torch.Tensor], window: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Return outputs with the axis of channels, or of windows where there is one, that their net left out.
+    """Return outputs with an axis of channels, and one of windows, where their net left these out.
 
     Of several outputs, others than those on the grid of the window may mean something else, and stay.
 
@@ -429,7 +419,7 @@ def joined_arrays(values: Mapping[str, torch.Tensor]) -> tuple[NetArray, ...]:
 
 
 def joined(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the outputs `values` in one tensor, on the finest of their grids, over the voxels that all have."""
+    """Return the outputs `values` in one tensor, on the finest of their grids, over the voxels common to all."""
     arrays, parts = joined_arrays(values), list[torch.Tensor]()
     least = [
         min(out.shape[2 + axis] * array.coarser[axis] for out, array in zip(values.values(), arrays, strict=True))

@@ -219,7 +219,7 @@ def compare(result: np.ndarray, expected: np.ndarray, tolerance: Tolerance | Non
 
 
 def _sizes_of(inner: nn.Module | OnnxGraph, axes: str) -> Triple:
-    """Return the only sizes (z, y, x) that a graph takes; 0 where it takes others, and for modules."""
+    """Return the sizes (z, y, x) that are fixed in a graph; 0 along an axis of any size, and for modules."""
     if not isinstance(inner, OnnxGraph):
         return 0, 0, 0
     shape = inner.input.shape

@@ -43,9 +43,9 @@ class Step(ABC):
         return name == cls.name
 
     @classmethod
-    @abstractmethod
     def read(cls, values: Mapping[str, Any]) -> Self:  # Any: JSON
         """Return the step with the `values` that a package says, in format 0.4 or 0.5."""
+        return cls()
 
     @abstractmethod
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
@@ -68,10 +68,6 @@ class Sigmoid(Step):
     is_each: ClassVar[bool] = True
     gives_unit: ClassVar[bool | None] = True
 
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Self:  # Any: JSON
-        return cls()
-
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
         return data.sigmoid()
 
@@ -82,10 +78,6 @@ class Softmax(Step):
 
     name: ClassVar[str] = "softmax"
     gives_unit: ClassVar[bool | None] = True
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Self:  # Any: JSON
-        return cls()
 
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
         return data.softmax(1)
@@ -213,7 +205,7 @@ class StatisticsStep(Step):
 
     @staticmethod
     def read_axes(values: Mapping[str, Any]) -> str:  # Any: JSON
-        """Return the letters of the axes that a package says, all where it names none."""
+        """Return the letters of the axes that a package names for statistics, all where it names none."""
         axes, mode = values.get("axes"), values.get("mode")  # a mode is of format 0.4
         if not axes:
             return LETTERS
@@ -226,7 +218,7 @@ class StatisticsStep(Step):
 
     @abstractmethod
     def shift_and_scale(self, data: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what becomes 0, and the distance that becomes 1, by statistics of `data` over `dims`."""
+        """Return the value that becomes 0, and the distance that becomes 1, by statistics of `data` over `dims`."""
 
     @abstractmethod
     def of_volume(self, eps: float) -> tuple[Normalise, tuple[Step, ...]]:
@@ -326,7 +318,7 @@ def read_step(entry: Mapping[str, Any]) -> Step:  # Any: JSON
 
 
 def split_normalisation(steps: Sequence[Step], in_channels: int) -> tuple[Normalise, tuple[Step, ...]]:
-    """Return how the volume is normalised for a package of these first steps, and the steps that windows go through.
+    """Return the normalisation of the volume for a package with these steps, and the other steps, those of windows.
 
     Raises:
         VolpipeError: the statistics cannot be those of the whole volume.

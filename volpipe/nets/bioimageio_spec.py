@@ -325,7 +325,7 @@ def _package_of(
 
 
 def _output_index(outputs: Sequence[Mapping[str, Any]], output: int | str | None) -> int:  # Any: JSON
-    """Return the place of the output that is asked for; without a wish, of the only one, or the only image."""
+    """Return the place in `outputs` of the output that the recipe names, else of the only one, or the only image."""
     names = list(map(_tensor_name, outputs))
     if output is not None:
         if output in names:

@@ -121,7 +121,7 @@ def load_measured(choice: NetChoice, search_path: str, what: str, kind: type[M])
 
 
 def store_measured(choice: NetChoice, search_path: str, what: str, value: BaseModel) -> bool:
-    """Remember `what` was measured of the net of `choice`; return whether that can be."""
+    """Keep `what` was measured of the net of `choice` in the user's cache; return whether it can be kept."""
     memory = _file_of_measured(choice, search_path, what)
     if memory is None:
         return False
@@ -149,7 +149,7 @@ def kept_speeds(choice: NetChoice, facts: NetFacts, search_path: str, processor:
 
 
 def keep_speeds(choice: NetChoice, facts: NetFacts, search_path: str, speeds: NetSpeeds) -> bool:
-    """Remember what windows of the net of `choice` cost on a processor; return whether that can be."""
+    """Keep the cost of windows of the net of `choice` on a processor; return whether it can be kept."""
     return store_measured(choice, search_path, _speeds_key(facts, speeds.processor), speeds)
 
 

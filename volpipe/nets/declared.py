@@ -124,7 +124,7 @@ def declared(net: nn.Module, name: str = "") -> Declaration:
 
 
 class ServedNet(nn.Module):
-    """A net in a module of ours, with what is known of it; a user's net has none of these as ours, whatever its names.
+    """A net in a module of volpipe, with its facts as attributes; a user's net may have attributes of the same names.
 
     Attributes:
         declaration: what its file or its maker says of it.
@@ -153,7 +153,7 @@ class ServedNet(nn.Module):
 
     @property
     def bare(self) -> nn.Module:
-        """This net without what is done to values before and after."""
+        """This net without its pre- and postprocessing."""
         return self
 
     def with_random_weights(self, *, positive: bool) -> Self:

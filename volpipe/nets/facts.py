@@ -85,7 +85,7 @@ class NetFacts(BaseModel):
         spacing: lengths of a voxel (z, y, x) that it was trained on, in some unit; 0 along an axis where any will do.
         interpolation: how volumes of other voxels are resampled to these; None where they are refused.
         dtype: of what a function on arrays gives, which gets voxels as they are stored; "" of a net.
-        identity: what tells a user's net from others, beside its weights and its source.
+        identity: by which a user's net differs from others, beside its weights and its source.
         crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
         regions: one for each channel where these are no exclusive classes.
         least: the smallest window that its maker allows.
@@ -127,7 +127,7 @@ class NetFacts(BaseModel):
 
     @model_serializer(mode="wrap")
     def _of_net(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Return all of it, without what few nets have where it has none of that."""
+        """Return the facts as a dictionary, without the rare ones that this net does not have."""
         tree: dict[str, object] = dump(self)
         is_set = {
             "dtype": self.dtype, "regions": self.regions, "least": max(self.least) > 1,
@@ -136,13 +136,13 @@ class NetFacts(BaseModel):
         return {key: value for key, value in tree.items() if is_set.get(key, True)}
 
     def as_begun(self, begun: NetFacts) -> NetFacts:
-        """Return these facts, with what tells the net from others as of `begun`, if that is the same net."""
+        """Return these facts, with the identity as of `begun`, if that is the same net."""
         if begun.identity.differences(self.identity):
             return self
         return self.model_copy(update={"identity": begun.identity})
 
     def of_array(self, array: NetArray) -> NetFacts:
-        """Return the facts of one of the outputs that are joined."""
+        """Return the facts of `array`, one of the outputs that are joined."""
         sizes = zip(self.scale, self.shrink, array.coarser, strict=True)
         ratios = [Fraction(scale, shrink * coarser) for scale, shrink, coarser in sizes]
         return self.model_copy(
@@ -159,7 +159,7 @@ class NetFacts(BaseModel):
         return {"yx": 0, "zx": 1, "zy": 2}[self.planes[0]] if len(self.planes) == 1 else None
 
     def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:
-        """Return the voxels (z, y, x) that the net gives for a window of that many."""
+        """Return the shape (z, y, x) of the net's output for a window of the shape `window`."""
         sizes = zip(window, self.margin, self.scale, self.shrink, strict=True)
         return tuple((w - 2 * m) * s // u for w, m, s, u in sizes)
 
@@ -203,7 +203,7 @@ class WindowSpeeds(BaseModel):
     windows: tuple[WindowSpeed, ...] = ()
 
     def seconds(self, voxels: int) -> float | None:
-        """Return the seconds of a call, by the windows next in size that were measured; None where none was.
+        """Return the seconds of a call for so many `voxels`, from the measured windows next in size; None without any.
 
         What a voxel takes lies on lines between measured sizes, over their logarithm; beyond them it stays.
         """

@@ -344,7 +344,7 @@ def code_hash(name: str, search_path: str) -> str:
 
 
 def code_files(name: str, search_path: str) -> tuple[list[Path], list[Path]]:
-    """Return the source of the net `name`, and files of a user's elsewhere that it imports.
+    """Return the source files of the net `name`, and the user's files elsewhere that they import.
 
     Those lie in folders of PYTHONPATH, or are installed from where they are edited.
     """
@@ -360,7 +360,7 @@ def code_files(name: str, search_path: str) -> tuple[list[Path], list[Path]]:
 
 
 def _homes(file: Path) -> Iterator[Path]:
-    """Yield the folders of a user's from which Python imports modules that the Python `file` names."""
+    """Yield the user's folders from which the Python `file` imports modules."""
     for node in _import_statements(file):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
         for name in names:
@@ -399,7 +399,7 @@ def is_beside(module: str, folder: Path) -> bool:
 
 
 def _with_imports(files: Iterable[Path], folders: Collection[Path]) -> list[Path]:
-    """Return `files` and those beside each, and in `folders`, that they import, directly or not; sorted."""
+    """Return `files` and all files that they import from their own folders and from `folders`, sorted."""
     known: set[Path] = set()
     waiting = list(files)
     while waiting:
@@ -412,7 +412,7 @@ def _with_imports(files: Iterable[Path], folders: Collection[Path]) -> list[Path
 
 
 def _files_of(module: str, folder: Path) -> Iterator[Path]:
-    """Yield the files in `folder` that importing `module` runs: its own, and those of the packages that it is in.
+    """Yield the files in `folder` that importing `module` runs: its own, and `__init__.py` of the packages around it.
 
     The last part of a module may be "*", for all modules of a package.
     """

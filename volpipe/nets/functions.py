@@ -10,7 +10,7 @@ later. It may change its block. `numpy:file.py:function` names it where others n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ def build_function(choice: NetChoice, search_path: str) -> ArrayFunction:
 
 
 def function_facts(choice: NetChoice) -> NetFacts:
-    """Return what is known of a function without a volume: what its recipe declares.
+    """Return the facts of a function that its recipe declares, before a volume is known.
 
     Raises:
         PlanError: the recipe says of it what is said of nets.
@@ -99,7 +99,7 @@ def function_facts(choice: NetChoice) -> NetFacts:
 
 
 def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype, search_path: str) -> NetFacts:
-    """Return `facts` of a function with what it gives for a volume of such channels and type, after trying it.
+    """Return `facts` of a function with channels and type of its results, by trying it for a volume's own.
 
     It is tried over random voxels of that type, single ones and cubes of 4, so that most of what it sees is noticed.
 
@@ -112,16 +112,16 @@ def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype
         result, again = function.of(block.copy()), function.of(block.copy())
         if result.shape != again.shape or not is_same(result, again).all():
             raise PlanError(f"function {function.name} gives another result for the same block each time; seed it")
-        seen = [trial.reach(function, axis, facts.halo) for axis in range(3)]
-        if any(s > h for s, h in zip(seen, facts.halo, strict=True)):
-            wider = triple(2 * max(h, s) + FURTHER for h, s in zip(facts.halo, seen, strict=True))
-            seen = [trial.reach(function, axis, wider) if s > facts.halo[axis] else s for axis, s in enumerate(seen)]
-            raise PlanError(_too_small(function.name, facts.halo, seen, wider))
+        reach = [trial.reach(function, axis, facts.halo) for axis in range(3)]
+        if any(r > h for r, h in zip(reach, facts.halo, strict=True)):
+            wider = triple(2 * max(h, r) + FURTHER for h, r in zip(facts.halo, reach, strict=True))
+            reach = [trial.reach(function, axis, wider) if r > facts.halo[axis] else r for axis, r in enumerate(reach)]
+            raise PlanError(_too_small(function.name, facts.halo, reach, wider))
     except PlanError:
         raise
     except VolpipeError as error:
         raise PlanError(f"{error}; it was tried over random voxels, of which it must take any") from error
-    are_labels = result.dtype.kind in "iu" and result.dtype.itemsize >= 4
+    are_labels = np.issubdtype(result.dtype, np.integer) and result.dtype.itemsize >= 4
     return facts.model_copy(
         update={
             "in_channels": num_channels, "out_channels": len(result), "dtype": result.dtype.name,
@@ -134,7 +134,7 @@ def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype
 def function_identity(
     choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype, search_path: str
 ) -> NetIdentity:
-    """Return what tells the function that `choice` names from others: files that it opens, and what it gives."""
+    """Return the identity of the function that `choice` names: files that it opens, and samples of its results."""
     name = choice.name.removeprefix(FUNCTION)
     with running(name, search_path) as opened:
         function = build_function(choice, search_path)
@@ -143,18 +143,18 @@ def function_identity(
     return NetIdentity(files=opened.hashes(*code_files(choice.name, search_path)), output=tuple(output))
 
 
-def _too_small(name: str, halo: Triple, seen: list[int], wider: Triple) -> str:
-    """Return the refusal of a halo that is less than what was `seen`, in blocks of a `wider` one."""
-    axes = [axis for axis in range(3) if seen[axis] > halo[axis]]
-    listed = ", ".join(f"{seen[axis]} along {'zyx'[axis]}" for axis in axes)
+def _too_small(name: str, halo: Triple, reach: list[int], wider: Triple) -> str:
+    """Return the refusal of a halo that is less than the `reach`, which was measured in blocks of a `wider` one."""
+    axes = [axis for axis in range(3) if reach[axis] > halo[axis]]
+    listed = ", ".join(f"{reach[axis]} along {'zyx'[axis]}" for axis in axes)
     sentence = f"function {name} sees voxels further away than its halo {list(halo)} (z, y, x): {listed}"
-    if any(seen[axis] > wider[axis] for axis in axes):
+    if any(reach[axis] > wider[axis] for axis in axes):
         return f"{sentence} and perhaps all of its block, so that its result would depend on the size of blocks"
-    return f"{sentence}; declare halo = {[max(h, s) for h, s in zip(halo, seen, strict=True)]} or more"
+    return f"{sentence}; declare halo = {[max(h, r) for h, r in zip(halo, reach, strict=True)]} or more"
 
 
 class RandomBlocks:
-    """Random blocks of a type, and what a function makes of them."""
+    """Random blocks of one type, on which a function is tried."""
 
     def __init__(self, num_channels: int, dtype: np.dtype, seed: int = 0) -> None:
         self.num_channels, self.dtype, self.seed = num_channels, dtype, seed
@@ -167,22 +167,20 @@ class RandomBlocks:
         return [self._noise(rng, sizes), np.ascontiguousarray(cubes[:, : shape[0], : shape[1], : shape[2]])]
 
     def _noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        if self.dtype.kind == "f":
+        if np.issubdtype(self.dtype, np.floating):
             return rng.random(shape).astype(self.dtype)
         info = np.iinfo(self.dtype)
         low, high = (info.min, info.max) if self.dtype.itemsize <= 2 else (0, 50)  # of labels a few
         return rng.integers(low, high, shape, self.dtype, endpoint=True)
 
     def reach(self, function: ArrayFunction, axis: int, halo: Triple) -> int:
-        """Return how far from the faces of a block along `axis` its result differs from that of a longer one."""
-        size = [2 * h + (CORE if i == axis else THIN) for i, h in enumerate(halo)]
-        size[axis] += 2 * FURTHER
-        return max(self._depths(function, axis, triple(size)), default=0)
-
-    def _depths(self, function: ArrayFunction, axis: int, longer: Triple) -> Iterator[int]:
+        """Return how far from its faces along `axis` the result for a block differs from that for a longer block."""
+        longer = [2 * h + (CORE if i == axis else THIN) for i, h in enumerate(halo)]
+        longer[axis] += 2 * FURTHER
         inside = [slice(None)] * 4
         inside[1 + axis] = slice(FURTHER, -FURTHER)
-        for block in self.blocks(longer):
+        depths = [0]
+        for block in self.blocks(triple(longer)):
             whole = function.of(block.copy())[tuple(inside)]
             own = function.of(block[tuple(inside)].copy())
             if own.shape != whole.shape:
@@ -191,13 +189,14 @@ class RandomBlocks:
                 )
             others = tuple(i for i in range(4) if i != 1 + axis)
             differs, size = (~is_same(own, whole)).any(axis=others), own.shape[1 + axis]
-            yield from (min(int(i) + 1, size - int(i)) for i in np.flatnonzero(differs))
+            depths += [min(int(i) + 1, size - int(i)) for i in np.flatnonzero(differs)]
+        return max(depths)
 
 
 def is_same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return for each voxel whether both have it, but for the last bits of floats."""
     same: np.ndarray = one == other
-    if one.dtype.kind == "f":
+    if np.issubdtype(one.dtype, np.floating):
         finite = one[np.isfinite(one)]
         same |= (np.isnan(one) & np.isnan(other)) | (np.abs(one - other) <= SAME * np.abs(finite).max(initial=0.0))
     return same

@@ -40,7 +40,7 @@ SEED = 53
 
 
 class NetIdentity(BaseModel):
-    """What tells a net from another one of the same weights and source.
+    """The identity of a net, by which it differs from others of the same weights and source.
 
     Attributes:
         layers: SHA-256 of what torch's own layers have beside tensors, such as a dilation; "" where nothing is known.
@@ -58,7 +58,7 @@ class NetIdentity(BaseModel):
 
     @property
     def digest(self) -> str:
-        """A hash of all of it, for what is remembered on this machine, whose rounding seldom differs."""
+        """A hash of the whole identity, for the cache of this machine, on which outputs are rounded alike."""
         return hashlib.sha256(f"{self.form} {self.attributes}".encode()).hexdigest()
 
     @property
@@ -143,17 +143,9 @@ def _values(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, ob
 
 
 def _numbers_and_words(value: object) -> object:
-    return (
-        tuple(map(_numbers_and_words, value))
-        if isinstance(value, list | tuple)
-        else value
-        if _is_plain(value)
-        else None
-    )
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, bool | int | float | str | None)
+    if isinstance(value, list | tuple):
+        return tuple(map(_numbers_and_words, value))
+    return value if isinstance(value, bool | int | float | str | None) else None
 
 
 def fixed_output(net: nn.Module, channels: Sequence[int], fixed: Sequence[int]) -> tuple[float, ...]:
@@ -173,15 +165,11 @@ def fixed_output(net: nn.Module, channels: Sequence[int], fixed: Sequence[int]) 
         for number in channels:
             for size in CUBES if not all(fixed) else (0,):
                 shape = (number, *(only or size for only in fixed))
-                values = [_sampled(net, window) for window in _windows_to_try(shape)]
+                noise = np.random.default_rng(SEED).uniform(-1, 1, (1, *shape)).astype(np.float32)
+                values = [_sampled(net, window) for window in (noise, LARGE * noise)]
                 if all(values):
                     return tuple(value for each in values for value in each)
     return ()
-
-
-def _windows_to_try(shape: tuple[int, ...]) -> list[np.ndarray]:
-    noise = np.random.default_rng(SEED).uniform(-1, 1, (1, *shape)).astype(np.float32)
-    return [noise, LARGE * noise]
 
 
 def _sampled(net: Callable[[torch.Tensor], torch.Tensor], window: np.ndarray) -> list[float]:

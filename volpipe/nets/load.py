@@ -18,7 +18,7 @@ import inspect
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -69,13 +69,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Built:
-    """A net, and what tells it from others as far as that is known without calling it."""
+    """A net, and its identity as far as that is known without calling it."""
 
     net: nn.Module
     identity: NetIdentity = field(default_factory=NetIdentity)
 
     def identified(self, facts: NetFacts | None = None) -> NetIdentity:
-        """Return what tells the net from others, its output for a fixed window included.
+        """Return the identity of the net, its output for a fixed window included.
 
         Args:
             facts: of the net, which say what window it takes where it takes none of the usual ones.
@@ -115,7 +115,7 @@ class Built:
 
 
 def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = None) -> nn.Module:
-    """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded, and the interface of ours.
+    """Return the net of `choice` in evaluation mode, on the CPU, with its weights, and with the interface of our nets.
 
     Args, Raises: as of `build`.
     """
@@ -123,7 +123,7 @@ def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | Non
 
 
 def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = None) -> Built:
-    """Return the net of `choice` in evaluation mode, on the CPU, with its weights, and what tells it from others.
+    """Return the net of `choice` in evaluation mode, on the CPU, with its weights, and its identity.
 
     Args:
         search_path: folder of relative files and modules: where the run was started.
@@ -138,7 +138,9 @@ def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = 
         from volpipe.nets.functions import build_function
 
         return Built(build_function(choice, search_path))
-    from volpipe.nets.adapter import Adapter, adapted
+    import torch
+
+    from volpipe.nets.adapter import Adapter, takes_single, takes_slices
     from volpipe.nets.declared import ServedNet
 
     kind = files.file_kind(choice.name)
@@ -157,12 +159,18 @@ def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = 
             parameter.requires_grad_(False)
         is_package = isinstance(net, ServedNet) and net.is_package
         is_served = is_shipped(choice) or is_package  # as one of ours
-        net = net if is_served else _as_float32(net)
+        types = {tensor.dtype for tensor in net.state_dict().values() if isinstance(tensor, torch.Tensor)}
+        is_single = not types & {torch.float16, torch.bfloat16, torch.float64}
+        # Windows are float32, and half precision is the recipe's to choose; code may cast windows to its own types.
+        if not (is_served or is_single or takes_single(net)):
+            net = net.float()
         # before it is called, which may change it
         identity = NetIdentity() if opened is None else _identity_of(choice, search_path, net, opened)
         if is_served and not (choice.plane or choice.context or (is_shipped(choice) and choice.output is not None)):
             return Built(net, identity)
-        adapter = adapted(net, choice) if facts is None else Adapter(net, choice, is_flat=bool(facts.planes))
+        is_asked = bool(choice.plane or choice.context)
+        is_flat = bool(facts.planes) if facts is not None else takes_slices(net, choice.context or 0, is_asked=is_asked)
+        adapter = Adapter(net, choice, is_flat=is_flat)
     whole = Built(adapter, identity)
     # An output with as many voxels as its window lacks none; where it does, and unevenly, is known once it is measured.
     adapter.uneven = functools.cache(lambda: cached_geometry(choice, search_path, whole))
@@ -170,7 +178,7 @@ def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = 
 
 
 def _identity_of(choice: NetChoice, search_path: str, net: nn.Module, opened: Opened) -> NetIdentity:
-    """Return what tells `net`, built by code that opened some files, from others."""
+    """Return the identity of `net`, built by code that opened some files."""
     from volpipe.nets.bioimageio import PackageNet
     from volpipe.nets.identity import attributes_hash, layers_hash
 
@@ -185,7 +193,7 @@ def _identity_of(choice: NetChoice, search_path: str, net: nn.Module, opened: Op
 
 @contextlib.contextmanager
 def refusing(choice: NetChoice) -> Iterator[None]:
-    """Refuse in a sentence a net whose own code fails meanwhile, wherever that is called.
+    """Turn an error of a net's own code into a refusal that names the net.
 
     Raises:
         VolpipeError: with the name of the net, and the words of the error.
@@ -203,23 +211,8 @@ def refusing(choice: NetChoice) -> Iterator[None]:
         ) from error
 
 
-def _as_float32(net: nn.Module) -> nn.Module:
-    """Return a user's net with its weights as float32, as windows are; half precision is the recipe's to choose.
-
-    A net whose code casts windows to the types of its own numbers stays as it is.
-    """
-    import torch
-
-    from volpipe.nets.adapter import takes_single
-
-    types = {tensor.dtype for tensor in net.state_dict().values() if isinstance(tensor, torch.Tensor)}
-    if not types & {torch.float16, torch.bfloat16, torch.float64} or takes_single(net):
-        return net
-    return net.float()
-
-
 def _functions_hint(name: str, search_path: str) -> str:
-    """Return what to write for a net that is named by a Python file alone."""
+    """Return the refusal of a net that is named by a Python file alone, with the functions in it."""
     path = Path(search_path) / name
     if not path.is_file():
         return f"no Python file at {path}"
@@ -241,7 +234,12 @@ def _call_function(choice: NetChoice, search_path: str) -> nn.Module:
     else:
         check_shipped(name)
         function = load_function(f"volpipe.models.{name}:{name}")
-    _check_options(name, function, choice.options)
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    for option in () if takes_any else choice.options:
+        if option not in parameters:
+            known = f"; it takes {', '.join(parameters)}" if parameters else "; it takes none"
+            raise VolpipeError(f"net {name} has no option {option}{nearest(option, parameters)}{known}")
     try:
         net = function(**choice.options)
     except (TypeError, ValueError) as error:
@@ -257,17 +255,6 @@ def _call_function(choice: NetChoice, search_path: str) -> nn.Module:
             "with a window of zeros"
         )
     return net
-
-
-def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:  # Any: TOML values
-    """Refuse options that the net's function does not take, and name those that it takes."""
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for option in options:
-        if option not in parameters:
-            known = f"; it takes {', '.join(parameters)}" if parameters else "; it takes none"
-            raise VolpipeError(f"net {name} has no option {option}{nearest(option, parameters)}{known}")
 
 
 @once
@@ -335,7 +322,10 @@ def examine(choice: NetChoice, search_path: str = "", window: Triple | None = No
         if geometry.further and "halo" in missing and not normalising_layers(net):
             facts["windows"] = Windows(blend="crop", placement="lattice")  # with the halo that it gets
         if "window" not in declared and not any(geometry.fixed) and (any(geometry.margin) or max(geometry.shrink) > 1):
-            facts["window"] = _window(facts)
+            along = zip(facts["window"], facts["margin"], facts["remainder"], facts["stride"], strict=True)
+            facts["window"] = triple(
+                remainder + align_up(size + 2 * margin - remainder, stride) for size, margin, remainder, stride in along
+            )
     if any(facts["margin"]):
         sizes = zip(facts["halo"], facts["margin"], facts["stride"], strict=True)
         facts["halo"] = triple(margin + align_up(max(0, halo - margin), stride) for halo, margin, stride in sizes)
@@ -375,20 +365,12 @@ def _declared(net: nn.Module) -> dict[str, Any]:  # Any: values of a declaration
 
 
 def _overrides(choice: NetChoice) -> dict[str, Any]:  # Any: sizes of the recipe
-    """Return what a recipe says of its net in place of the net."""
+    """Return the facts that a recipe gives in place of those that its net declares."""
     keys = choice.model_dump(include={*GEOMETRY, "margin", "remainder", "intensity"}, exclude_none=True)
     if choice.scale is not None:
         keys["scale"] = tuple(round(factor) if factor >= 1 else 1 for factor in choice.scale)
         keys["shrink"] = tuple(1 if factor >= 1 else round(1 / factor) for factor in choice.scale)
     return keys
-
-
-def _window(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
-    """Return a good window (z, y, x) of those that the net takes: the usual one, and what it loses."""
-    sizes = zip(facts["window"], facts["margin"], facts["remainder"], facts["stride"], strict=True)
-    return triple(
-        remainder + align_up(size + 2 * margin - remainder, stride) for size, margin, remainder, stride in sizes
-    )
 
 
 def cached_geometry(
@@ -436,7 +418,7 @@ def _zeros_hash(net: nn.Module) -> str:
 
 
 def fitted(choice: NetChoice, facts: NetFacts, volume: Volume, search_path: str = "") -> NetFacts:
-    """Return `facts`; of a function on arrays with what it gives for voxels of `volume`, after it was tried.
+    """Return `facts`; of a function on arrays, completed by trying it on voxels like those of `volume`.
 
     Raises:
         PlanError: the function fails, or sees more than the halo that it declares.
@@ -581,7 +563,7 @@ def weights_hash(net: nn.Module) -> str:
 
 
 def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
-    """Return the SHA-256 of the weights of `net`, the net of `choice`: of its file, where that holds them."""
+    """Return the SHA-256 of the weights of `net`, which `choice` names: of its file if it has them, else of tensors."""
     kind = files.file_kind(choice.name)
     is_file = kind is not None and kind.has_weights_file and not choice.weights
     return files.file_hash(choice, search_path) if is_file else weights_hash(net)

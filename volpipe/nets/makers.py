@@ -7,6 +7,7 @@ looked up by name in the libraries of their makers, and weights are tensors.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -30,10 +31,6 @@ class Grey:
     low: float | None = None
     high: float | None = None
 
-    @property
-    def is_nothing(self) -> bool:
-        return self == Grey()
-
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
         """Return `data` of one channel, mapped."""
         if self.low is not None or self.high is not None:
@@ -55,12 +52,13 @@ class MadeNet(ServedNet):
     def __init__(self, nets: Collection[nn.Module], greys: Collection[Grey] = (), flips: Collection[int] = ()) -> None:
         super().__init__()
         self.nets = nn.ModuleList(nets)
-        self.greys = () if all(grey.is_nothing for grey in greys) else tuple(greys)
-        self.forms = [()] if not flips else _subsets(sorted(flips))
+        self.greys = () if all(grey == Grey() for grey in greys) else tuple(greys)
+        counts = range(len(flips) + 1)
+        self.forms = [axes for count in counts for axes in itertools.combinations(sorted(flips), count)]
 
     @property
     def bare(self) -> MadeNet:
-        """This net without its mapping of grey levels, whose clipping hides what a net sees."""
+        """This net without its mapping of grey levels, whose clipping would hide its receptive field."""
         bare = MadeNet(list(self.nets))
         bare.forms, bare.declaration = self.forms, self.declaration
         return bare
@@ -87,13 +85,6 @@ class MadeNet(ServedNet):
             total = out if total is None else total + out
         assert total is not None
         return total / len(self.forms) if len(self.forms) > 1 else total
-
-
-def _subsets(axes: list[int]) -> list[tuple[int, ...]]:
-    sets: list[tuple[int, ...]] = [()]
-    for axis in axes:
-        sets += [(*chosen, axis) for chosen in sets]
-    return sorted(sets, key=lambda chosen: (len(chosen), chosen))
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON

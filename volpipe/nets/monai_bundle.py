@@ -115,7 +115,7 @@ class Bundle:
         return self.value(self._found(value, place), place, depth + 1)
 
     def _found(self, value: str, place: str) -> Any:  # Any: JSON
-        """Return what the reference `value` leads to, as it is written there."""
+        """Return the entry of the configuration to which the reference `value` leads, as it is written there."""
         found: Any = self.tree  # Any: JSON
         for part in value[1:].replace("#", "::").split("::"):
             try:
@@ -136,7 +136,7 @@ class Bundle:
             raise VolpipeError(f"{place} is the expression {value!r}, which would be run; write its value") from error
 
     def section(self, *names: str) -> tuple[str, dict[str, Any]] | None:
-        """Return the first of `names` that is there and describes a part, with its name; None without one."""
+        """Return name and entry of the first of `names` that describes a part of the bundle; None without one."""
         for name in names:
             entry = self.tree.get(name)
             if isinstance(entry, str) and entry.startswith("@"):
@@ -287,7 +287,7 @@ def _sliding_windows(bundle: Bundle) -> Windows:
 
 
 def _output(bundle: Bundle) -> Output:
-    """Return what is done to the net's numbers after it."""
+    """Return the section `output` of a recipe for the bundle's activation and argmax."""
     activation, kind = "none", "image"
     for name, given in bundle.transforms:
         if name == "Activations" and given.get("other") is not None:
@@ -303,7 +303,7 @@ def _output(bundle: Bundle) -> Output:
 
 
 def _map_of_grey_levels(bundle: Bundle) -> tuple[Normalise, Grey]:
-    """Return the normalisation of the whole volume, and what is done to it after that.
+    """Return the normalisation of the whole volume, and the map of grey levels after it.
 
     Raises:
         VolpipeError: with the name of a transform that is not done here.
@@ -359,7 +359,7 @@ def _normalised(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
 
 
 def _range_to_map_to(given: Mapping[str, Any]) -> tuple[float, float, bool]:
-    """Return where a range of grey levels is mapped to, 0 and 1 where that is left open, and whether it is clipped."""
+    """Return the ends that grey levels are mapped to, 0 and 1 by default, and whether values are clipped to them."""
     first, last = given.get("b_min"), given.get("b_max")
     if first is None or last is None:
         if given.get("clip"):
@@ -406,7 +406,7 @@ def _transform_name(part: Mapping[str, Any]) -> str:
 
 
 def _own(part: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
-    """Return the arguments of a part, without what its configuration says of it."""
+    """Return the arguments of a part, without the keys of the configuration, which begin and end with an underscore."""
     return {key: value for key, value in part.items() if not (key.startswith("_") and key.endswith("_"))}
 
 

@@ -57,7 +57,7 @@ class Interpolation(BaseModel):
 
 
 class LabelRegion(NamedTuple):
-    """What a channel of a net shows that was trained on regions, which overlap, each with a channel of its own.
+    """The region that a channel shows, of a net trained on overlapping regions with a channel each.
 
     Attributes:
         label: that its voxels have where no later channel's region is, 0 where its maker names none.
@@ -81,12 +81,12 @@ class UnmeasurableError(VolpipeError):
 class WholeWindowError(UnmeasurableError):
     """A net whose output depends on its whole window, or on the place of a voxel in it.
 
-    `is_seen` tells that a trial shows the first.
+    `is_shown`: a trial shows that it depends on its whole window.
     """
 
-    def __init__(self, fault: str, remedy: str = KEYS, *, is_seen: bool = False) -> None:
+    def __init__(self, fault: str, remedy: str = KEYS, *, is_shown: bool = False) -> None:
         super().__init__(fault, remedy)
-        self.is_seen = is_seen
+        self.is_shown = is_shown
 
 
 class FarReachError(UnmeasurableError):

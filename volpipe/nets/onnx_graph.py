@@ -53,12 +53,15 @@ def read_graph(path: Path, data: bytes) -> Graph:
     model = _read_model(path, data)
     messages = _messages_by_kind(model)
     weights = {w.name: math.prod(w.dims) for w in _initializers(messages) if w.data_type in FLOATS and w.dims}
-    files = [(tensor, _external_file(tensor)) for tensor in messages["TensorProto"]]
+    external = []  # the files of tensors, as each names its own
+    for tensor in messages["TensorProto"]:
+        file = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
+        external += [file] if tensor.data_location == EXTERNAL or file else []
     graph = Graph(
         opsets={opset.domain: opset.version for opset in model.opset_import},
         operators={_operator(node.domain, node.op_type) for node in messages["NodeProto"]},
         functions={_operator(function.domain, function.name) for function in model.functions},
-        external=[file for tensor, file in files if tensor.data_location == EXTERNAL or file],
+        external=external,
         num_parameters=sum(weights.values()),
     )
     if not graph.operators or not graph.opsets:
@@ -102,11 +105,6 @@ def _operator(domain: str, name: str) -> str:
     return f"{domain}.{name}" if domain else name
 
 
-def _external_file(tensor: onnx.TensorProto) -> str:
-    entries: dict[str, str] = {entry.key: entry.value for entry in tensor.external_data}
-    return entries.get("location", "")
-
-
 def with_random_weights(path: Path, data: bytes, *, positive: bool) -> bytes:
     """Return the file `data`, whose tensors are all in it, with random weights, and biases of zero.
 
@@ -136,16 +134,13 @@ def with_random_weights(path: Path, data: bytes, *, positive: bool) -> bytes:
         old = numpy_helper.to_array(tensor)
         if tensor.data_type not in FLOATS or not old.size:
             continue
-        is_drawn = name in factors and old.ndim > 1
-        new = _random_values(rng, old, positive=positive) if is_drawn else np.zeros_like(old)
+        new = np.zeros_like(old)
+        if name in factors and old.ndim > 1:
+            inputs = max(1, math.prod(old.shape[1:]))
+            drawn = (
+                (rng.random(old.shape) + 0.5) / inputs if positive else rng.normal(size=old.shape) / math.sqrt(inputs)
+            )
+            new = (np.where(old != 0, drawn, 0) if np.any(old) else drawn).astype(old.dtype)
         tensor.CopyFrom(numpy_helper.from_array(new, tensor.name))
     result: bytes = model.SerializeToString()
     return result
-
-
-def _random_values(rng: np.random.Generator, old: np.ndarray, *, positive: bool) -> np.ndarray:
-    inputs = max(1, math.prod(old.shape[1:]))
-    new = (rng.random(old.shape) + 0.5) / inputs if positive else rng.normal(size=old.shape) / math.sqrt(inputs)
-    values = np.where(old != 0, new, 0) if np.any(old) else new
-    drawn: np.ndarray = values.astype(old.dtype)
-    return drawn

@@ -55,7 +55,7 @@ LIKELY_LENGTH = 384  # up to which windows are tried before it is asked whether 
 # Voxels of the halo of a net that sees further than was tried: windows of four times as many are a million voxels of
 # slices, and 17 million of volumes, and what lies beyond acts by little on most nets.
 FAR_HALO, FAR_HALO_OF_SLICES = 64, 512
-# Of the window over which it is seen that a net looks at all of it: longer than what any other has been found to see.
+# Of the window that shows that a net looks at all of it: longer than the reach of any other net that was measured.
 WHOLE_LENGTH, WHOLE_VOXELS = 6144, 1 << 18
 LARGEST_STRIDES = [
     step for step in reversed(STRIDES) if not any(other % step == 0 for other in STRIDES if other > step)
@@ -102,7 +102,7 @@ class TimeLimit:
 
     @property
     def is_late(self) -> bool:
-        """Whether a quarter of the time is over, so that windows twice as long might take more than there is."""
+        """Whether a quarter of the time is over, so that windows twice as long may take more than what is left."""
         return self._started is not None and self.clock() - self._started[0] > self.most_seconds / 4
 
     def _check_time(self) -> None:
@@ -330,7 +330,7 @@ class PaddedProbe(Probe):
         return [(net, is_double) for net in watched]
 
     def _takes_double(self, shape: Sequence[int]) -> bool:
-        """Return whether the net runs with all of its numbers in float64; one that makes others itself does not."""
+        """Return whether the net runs in float64; one whose code makes numbers of another type does not."""
         import torch
 
         window = torch.rand((1, self.in_channels, *shape), dtype=torch.float64)
@@ -390,7 +390,7 @@ class MarginProbe(Probe):
         return strides, reaches
 
     def agree(self, axes: Sequence[int], strides: Sequence[int], inner: Sequence[int]) -> bool:
-        """Return whether a window gives the same voxels as a larger one that begins and ends a stride further out.
+        """Return whether the output of a window equals that of a larger one, which is a stride longer at both ends.
 
         That is along `axes`. Of a net that takes no larger one, the other is as large, and lies a stride before it.
 
@@ -436,7 +436,7 @@ class MarginProbe(Probe):
         )
 
     def _padding(self, axis: int, strides: Sequence[int]) -> int:
-        """Return how far from its faces the output differs from that of a larger window, in strides of input voxels."""
+        """Return how many input voxels, in whole strides, lie at a face where the output is not a larger window's."""
         tried = 0
         for steps in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, *(32 << n for n in range(7))):
             inner = [0, 0, 0]
@@ -449,12 +449,12 @@ class MarginProbe(Probe):
         error = self._whole_window_error(
             axis, f"windows disagree along axis {'zyx'[axis]} {tried} voxels from their faces"
         )
-        if error.is_seen:
+        if error.is_shown:
             raise error
         return self.far_halo(far_reach(axis, tried))[0]
 
     def _whole_window_error(self, axis: int, found: str) -> WholeWindowError:
-        """Return the error of a net that is `found` to be no function of places nearby, with why, as far as is seen."""
+        """Return the error of a net whose output depends on the whole window: the fault `found`, and its cause."""
         sizes = self.axes[axis]
         window = [only or own.window(1, own.step) for only, own in zip(self.sizes, self.axes, strict=True)]
         window[axis] = self.sizes[axis] or sizes.window(sizes.ratio.out(2 * self.most), sizes.step)
@@ -479,7 +479,7 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, same: float = SAME) -> bool
 def rounding(net: Net, window: torch.Tensor) -> float:
     """Return by how much equal outputs of `net` may differ, of the largest: more where its code computes in few bits.
 
-    That is seen in the types of all numbers that it makes for `window`, in autocast as well.
+    The types of all numbers that it makes for `window` show that, in autocast as well.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -523,7 +523,7 @@ def _has_gradient(net: Net, window: torch.Tensor) -> bool:
 def whole_window(
     net: Net, in_channels: int, axis: int, window: Sequence[int], step: int, found: str, *, is_only: bool = False
 ) -> WholeWindowError:
-    """Return the error of a net that is `found` to be no function of places nearby, with what a trial shows of why.
+    """Return the error of a net whose output depends on the whole window: the fault `found`, and the cause by a trial.
 
     Args:
         window: (z, y, x) that is tried.
@@ -534,7 +534,7 @@ def whole_window(
         return WholeWindowError(
             f"{found}, and each voxel of the output sees all {window[axis]} of a window: a change at one of its faces "
             "changes all of them; layers that look at the whole window (norms, attention, global pooling) do that",
-            is_seen=True,
+            is_shown=True,
         )
     others = ", it sees more than a third of the only window that it takes" if is_only else ""
     return WholeWindowError(
@@ -627,7 +627,7 @@ class StrideSearch:
                 return shift, length
             if not is_local and (only or 2 * length > LIKELY_LENGTH):
                 error = self._whole_window_error(self._longest(length, WHOLE_LENGTH, WHOLE_VOXELS))
-                if error.is_seen:
+                if error.is_shown:
                     raise error
                 is_local = True
             if self._longest(length, most, MOST_VOXELS) == length or self.probe.watch.is_late:
@@ -649,7 +649,7 @@ class StrideSearch:
         return length
 
     def _shift(self, length: int, likely: int, same: float) -> int | None:
-        """Return the least shift that only shifts the output, but for `same`, in the middle of a window; None: none."""
+        """Return the least shift of the input that only shifts the output mid-window, if there is one."""
         probe, axis = self.probe, self.axis
         own, only = probe.axes[axis], probe.sizes[axis]
         shape = with_size(self.least, axis, length + max(STRIDES))

@@ -45,7 +45,7 @@ def reach_along(
     strides: Sequence[int], ratios: Sequence[Ratio], sizes: Sequence[int], least: Sequence[int],
     first: int, most: int, known: tuple[int, int] = (0, 0), is_double: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
-    """Return the largest distance of input below and above an output voxel that depends on it, along one axis.
+    """Return how far an output voxel sees below and above its place, along one axis, in input voxels.
 
     Args:
         net: (1, c, z, y, x) -> (1, C, z', y', x'), with weights that let changes through.
@@ -84,7 +84,11 @@ def reach_along(
             if not touched:
                 return before, after
             if sizes[axis]:
-                raise past_window(axis, sizes[axis])
+                raise UnmeasurableError(
+                    f"an output voxel may see more than the only window that it takes, of {sizes[axis]} voxels along "
+                    f"axis {'zyx'[axis]}",
+                    f"export it with a free size; or {KEYS}",
+                )
             tried = reach
         reach *= 2
 
@@ -93,7 +97,7 @@ def _first_extent(
     net: Net, in_channels: int, shapes: Sequence[tuple[int, ...]], axis: int, planes: range, ratio: Ratio, *,
     known: tuple[int, int], is_double: bool, is_last: bool,
 ) -> tuple[int, int, bool] | None:  # fmt: skip
-    """Return the reach of `planes` in a window of the first of `shapes` that the net takes.
+    """Return the reach of changed `planes` in the first window of `shapes` that the net takes.
 
     None where it takes none of them, as a net that mirrors more than its window has, unless that is the last chance.
     """
@@ -140,14 +144,6 @@ def reaches_middle(net: Net, in_channels: int, axis: int, window: Sequence[int],
     return any(line[len(line) // 2] for line in lines)
 
 
-def past_window(axis: int, size: int) -> UnmeasurableError:
-    """Return the error of a net whose reach along `axis` may have no end within the only window that it takes."""
-    return UnmeasurableError(
-        f"an output voxel may see more than the only window that it takes, of {size} voxels along axis {'zyx'[axis]}",
-        f"export it with a free size; or {KEYS}",
-    )
-
-
 def reaches_past(
     net: Net, in_channels: int, axis: int, *, window: Sequence[int], halo: int, stride: int, ratio: Ratio
 ) -> bool:
@@ -184,7 +180,7 @@ class Change:
 
     @property
     def probes(self) -> tuple[tuple[float, float], ...]:
-        """The largest value of the window's voxels, and of the plane's, of each change that is tried."""
+        """The changes to try: the largest value of the window's voxels, and that of the changed plane's."""
         most = VERY_MUCH_DOUBLE if self.is_double else VERY_MUCH
         further = () if self.is_double else ((0.0, MOST_SINGLE),)
         # Large values push offsets that a net takes from its data as far as they go, to both sides.

@@ -112,7 +112,7 @@ def _refusal(
     matches: Counter[str],
     groups: Mapping[str, int],
 ) -> str:
-    """Return the refusal of a file without a part that fits, with the differences of the nearest one."""
+    """Return the refusal of a file of which no part fits the net, with the differences of the part that is nearest."""
     nearest = max(matches or groups, key=lambda prefix: ((matches or groups)[prefix], -len(prefix)))
     why = _misfit(expected, _below(tensors, nearest))
     place = f"{path}, {nearest.rstrip('.')}," if nearest else f"{path}"
@@ -150,7 +150,7 @@ def read_file(path: Path) -> object:
 
 
 def _numpy_globals() -> list[Any]:  # Any: classes and functions, as torch has them
-    """Return what makes numbers of numpy, which trainers write beside weights; none of it runs code of the file."""
+    """Return the classes of numpy's numbers, which trainers write into files of weights; none runs code of the file."""
     import numpy as np
 
     kinds = [type(np.dtype(name)) for name in ("float16", "float32", "float64", "int32", "int64", "bool")]
@@ -185,7 +185,7 @@ def _unreadable(path: Path, words: str, kind: str) -> str:
 
 
 def _classes(path: Path, words: str) -> list[str]:
-    """Return the classes and functions that a torch file would call, sorted: all, or the one that stopped torch."""
+    """Return the names of classes and functions that a torch file would call, sorted, as far as torch finds them."""
     import torch
 
     try:

@@ -31,7 +31,7 @@ LEAST_ANISOTROPY = 1.5  # of the longest side of a voxel by the next
 
 
 class Trained(BaseModel):
-    """What weights learned from.
+    """The volumes that weights learned from.
 
     Attributes:
         voxel_sizes_nm: (z, y, x) of the net's input, of each volume; none where nobody knows.
@@ -47,7 +47,7 @@ class Trained(BaseModel):
 
     @classmethod
     def beside(cls, choice: NetChoice, search_path: str) -> Trained | None:
-        """Return what the weights of `choice` learned from; None where no file says it."""
+        """Return the file beside the weights of `choice` that describes their training; None without one."""
         if choice.weights is None:
             return None
         path = trained_path(weights_path(choice.weights, search_path))
@@ -70,7 +70,7 @@ def trained_path(weights: Path) -> Path:
 
 
 def voxel_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
-    """Return a sentence if voxels of `volume` are none that the weights of the net `label` learned from."""
+    """Return a sentence if voxels of `volume` have another size than those of the training of the net `label`."""
     size, known = volume.voxel_size_nm, trained.voxel_sizes_nm
     if size is None or not known or any(_is_alike(size, other) for other in known):
         return []
@@ -90,7 +90,7 @@ def voxel_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
 
 
 def unknown_size_note(volume: Volume, trained: Trained | None) -> str:
-    """Return which voxels the net learned from where those of `volume` are not known; "" otherwise."""
+    """Return a sentence with the voxel sizes of the training if that of `volume` is unknown; "" otherwise."""
     if volume.voxel_size_nm is not None or trained is None or not trained.voxel_sizes_nm:
         return ""
     return (
@@ -99,24 +99,24 @@ def unknown_size_note(volume: Volume, trained: Trained | None) -> str:
 
 
 def contrast_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
-    """Return a sentence if lines in `volume` are dark where those that the net `label` learned from were bright.
+    """Return a sentence if lines are dark in `volume` and bright in the training of the net `label`, or the reverse.
 
     The other way round as well; nothing where one of both is in doubt.
     """
     known = trained.line_contrasts
     if not known or not (min(known) >= LEAST_CONTRAST or max(known) <= -LEAST_CONTRAST):
         return []
-    seen = line_contrast(volume)
-    if seen is None or abs(seen) < LEAST_CONTRAST or (seen > 0) == (known[0] > 0):
+    contrast = line_contrast(volume)
+    if contrast is None or abs(contrast) < LEAST_CONTRAST or (contrast > 0) == (known[0] > 0):
         return []
     dark, bright = ("darker than what they part", "brighter")
     before, now = (dark, bright) if known[0] > 0 else (bright, dark)
     mean = sum(known) / len(known)
     return [
-        f"{volume} looks inverted for net {label}: lines such as membranes are {now} (contrast {seen:+.2f} in sampled "
-        f"slices), and those that it learned from were {before} ({mean:+.2f}). Write it the other way round first, of "
-        "8 bits 255 less each value (net.name=numpy:FILE.py:FUNCTION runs such a function), or train a net on volumes "
-        "like it"
+        f"{volume} looks inverted for net {label}: lines such as membranes are {now} (contrast {contrast:+.2f} in "
+        f"sampled slices), and those that it learned from were {before} ({mean:+.2f}). Write it the other way round "
+        "first, of 8 bits 255 less each value (net.name=numpy:FILE.py:FUNCTION runs such a function), or train a net "
+        "on volumes like it"
     ]
 
 

@@ -64,13 +64,13 @@ def _with_pairs_put_back(affinities: torch.Tensor, offsets: Sequence[Offset], fo
     """Return the `affinities` (n, c, z, y, x) of a form, of which the voxels are back, in their own channels."""
     import torch
 
-    seen = [_in_form(offset, form) for offset in offsets]
+    in_form = [_in_form(offset, form) for offset in offsets]
     channels = []
     for offset in offsets:
-        if offset in seen:
-            channels.append(affinities[:, seen.index(offset)])
+        if offset in in_form:
+            channels.append(affinities[:, in_form.index(offset)])
         else:
-            pairs = affinities[:, seen.index(_reversed(offset))]  # each at its other voxel
+            pairs = affinities[:, in_form.index(_reversed(offset))]  # each at its other voxel
             channels.append(pairs.roll([-step for step in offset], (Z - 1, Y - 1, X - 1)))
     return torch.stack(channels, dim=1)
 
@@ -96,12 +96,12 @@ def with_forms(recipe: Recipe, net: NetFacts) -> NetFacts:
     if augment == "none" or offsets is None:
         return net
     for form, offset in itertools.product(forms(augment), offsets):
-        seen = _in_form(offset, form)
-        if not {seen, _reversed(seen)} & set(offsets):
+        turned = _in_form(offset, form)
+        if not {turned, _reversed(turned)} & set(offsets):
             raise PlanError(
-                f"infer.augment={augment} makes {list(seen)} of the offset {list(offset)}, and net.offsets has neither "
-                f"that nor {list(_reversed(seen))}; set infer.augment={'flips or ' if form[1] else ''}none, or leave "
-                "net.offsets out if the channels are no affinities"
+                f"infer.augment={augment} makes {list(turned)} of the offset {list(offset)}, and net.offsets has "
+                f"neither that nor {list(_reversed(turned))}; set infer.augment={'flips or ' if form[1] else ''}none, "
+                "or leave net.offsets out if the channels are no affinities"
             )
     if len(net.arrays) > 1:
         raise PlanError(

@@ -7,7 +7,7 @@ net's code allows that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -26,6 +26,11 @@ STRIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21, 24, 25, 27
 # padding finds one whatever its remainder.
 FIRST_SIZES = (32, 64, 48, 96, 128)
 RANGES = ((33, 64), (65, 96), (129, 192), (193, 288), (289, 512), (1023, 1024), (8, 31))
+SIZES_TO_TRY = (
+    *FIRST_SIZES,
+    # even ones first
+    *(size for low, high in RANGES for is_odd in (0, 1) for size in range(low, high + 1) if size % 2 == is_odd),
+)
 SECOND_STEPS = (-16, 32, 48, 36, 27, 64, 54, 60, 40, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 25)
 MOST_COMPUTED = 48**3  # voxels of a window that is computed rather than tried without values, once one was refused
 MOST_TRIED = 160**3  # voxels of a window that is computed where the net cannot be tried without values
@@ -51,7 +56,7 @@ class AxisSizes:
     uneven: int = 0
 
     def window(self, least_output: int, step: int) -> int:
-        """Return the shortest window in whole steps that gives so many output voxels."""
+        """Return the shortest window, in whole steps, whose output has at least `least_output` voxels."""
         length = self.remainder + -(-(self.least - self.remainder) // step) * step
         while self.ratio.out(length - 2 * self.margin) < least_output:
             length += step
@@ -79,7 +84,7 @@ class Shapes:
     num_out: int = 0
 
     def of(self, window: Triple) -> Triple | None:
-        """Return the output (z, y, x) for a window, None where the net takes none such."""
+        """Return the shape (z, y, x) of the output for a window, None where the net does not take it."""
         if window not in self._known:
             shape = self._try_window(window)
             self._known[window] = None if shape is None else triple(shape[1:])
@@ -169,7 +174,7 @@ def window_sizes(shapes: Shapes, fixed: Triple, hint: Triple | None = None) -> t
 
 def _first_window(shapes: Shapes, fixed: Triple, hint: Triple | None) -> Triple:
     first: UnmeasurableError | None = None
-    cubes = [(size,) * 3 for size in _sizes_to_try()]
+    cubes = [(size,) * 3 for size in SIZES_TO_TRY]
     if hint is not None:
         cubes.insert(len(FIRST_SIZES), hint)
     for cube in cubes:
@@ -183,13 +188,6 @@ def _first_window(shapes: Shapes, fixed: Triple, hint: Triple | None) -> Triple:
     error = first or shapes.error
     assert error is not None
     raise error
-
-
-def _sizes_to_try() -> Iterator[int]:
-    yield from FIRST_SIZES
-    for low, high in RANGES:
-        yield from range(low + low % 2, high + 1, 2)
-        yield from range(low + 1 - low % 2, high + 1, 2)
 
 
 def _ratios(shapes: Shapes, base: Triple, fixed: Triple) -> list[Ratio] | None:
@@ -224,7 +222,7 @@ def _ratio_of(factor: Fraction) -> Ratio | None:
 
 
 def _only_size(shapes: Shapes, base: Triple, axis: int) -> AxisSizes:
-    """Return the sizes of a net that takes one length: half of it, and such, is taken for a coarser output."""
+    """Return the sizes of a net that takes one length, by the voxels of its output: a coarser grid, or a margin."""
     size, out = base[axis], (shapes.of(base) or base)[axis]
     ratio = _ratio_of(Fraction(out, size))
     if ratio is not None and (ratio.shrink == 1 or out * ratio.shrink == size):
@@ -234,7 +232,7 @@ def _only_size(shapes: Shapes, base: Triple, axis: int) -> AxisSizes:
 
 
 def _halves(loss: int, axis: int, size: int, out: int, ratio: Ratio) -> tuple[int, int]:
-    """Return the voxels that an output lacks behind, and how many fewer it lacks before."""
+    """Return the voxels that an output lacks at the high face, and how many fewer it lacks at the low face."""
     if loss < 0 or (loss % 2 and ratio.shrink > 1):
         how = "gains" if loss < 0 else "loses"
         raise UnmeasurableError(
@@ -246,13 +244,13 @@ def _halves(loss: int, axis: int, size: int, out: int, ratio: Ratio) -> tuple[in
 
 
 def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSizes:
-    """Return the sizes along one axis: of the lengths that the net takes, those that lose least."""
+    """Return the lengths of windows along one axis: of those that the net takes, the ones that lose fewest voxels."""
     length, out = base[axis], (shapes.of(base) or base)[axis]
     if length * ratio.scale == out * ratio.shrink:
         return AxisSizes(ratio, 0, 0, ratio.shrink, length)
 
     def loss(size: int) -> int | None:
-        """Return the input voxels that the output lacks of a window, None where the net takes none such."""
+        """Return the input voxels that the output of a window of `size` lacks, None where the net does not take it."""
         shape = shapes.of(with_size(base, axis, size))
         if shape is None or shape[axis] % ratio.scale:
             return None

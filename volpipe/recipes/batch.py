@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, Field
 from volpipe.errors import RecipeError, VolpipeError, VolumeError
 from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Input, Recipe
-from volpipe.recipes.toml import Section, UserPath, leaves, load_tree, typed
+from volpipe.recipes.toml import Section, UserPath, leaves, load_tree, one_or_more, typed
 from volpipe.resolve import nearest, path_of, with_home
 from volpipe.text import read_text
 from volpipe.volumes.formats.container import SUFFIXES, check_suffix, locate
@@ -39,16 +39,12 @@ LISTS = (".csv", ".txt")
 Mistake = tuple[str, str]  # a dataset, or the file that lists it, and a sentence
 
 
-def _to_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 class BatchRecipe(Section):
     """What a batch's file says."""
 
     out: UserPath
     """The name of each output, by {stem}, {key} and {recipe}, or a folder for all of them."""
-    volumes: Annotated[tuple[UserPath, ...], BeforeValidator(_to_list)] = ()
+    volumes: Annotated[tuple[UserPath, ...], BeforeValidator(one_or_more)] = ()
     """Places, patterns, CSV files, text files of places, and prefixes of buckets."""
     recipe: UserPath | None = None
     """A shipped recipe or a TOML file, for all datasets that name none."""
@@ -112,13 +108,15 @@ def list_datasets(batch: BatchRecipe) -> tuple[list[BatchDataset], list[Mistake]
         with _collected(volume, mistakes):
             listed = list(_datasets_of_entry(volume, mistakes))
             (tables if volume.lower().endswith(".csv") else plain).extend(listed)
-    own = {str(_place(table.volume)) for table in tables}
-    datasets = [dataset for dataset in plain if str(_place(dataset.volume)) not in own] + tables
+    own = {str(paths.locate(table.volume)) for table in tables}
+    datasets = [dataset for dataset in plain if str(paths.locate(dataset.volume)) not in own] + tables
     whole = []
     for dataset in datasets:
         with _collected(dataset.volume, mistakes):
             named = replace(dataset, recipe=dataset.recipe or batch.recipe)
-            whole.append(replace(named, out=str(_place(_named_output(dataset.out or template(batch.out), named)))))
+            whole.append(
+                replace(named, out=str(paths.locate(_named_output(dataset.out or template(batch.out), named))))
+            )
     if not datasets and not mistakes:
         mistakes.append(("volumes", "the batch names no volume; give volumes, or a [[dataset]]"))
     return whole, mistakes
@@ -297,7 +295,7 @@ def home(out: str) -> Location:
     """Return the folder in which all outputs that `out` names lie."""
     address, _, settings = template(out).partition("?")
     folder = address.partition("{")[0].rpartition("/")[0] or ("/" if address.startswith("/") else ".")
-    return _place(f"{folder}?{settings}" if settings and "://" in out else folder)
+    return paths.locate(f"{folder}?{settings}" if settings and "://" in out else folder)
 
 
 def _named_output(template: str, dataset: BatchDataset) -> str:
@@ -310,7 +308,3 @@ def _named_output(template: str, dataset: BatchDataset) -> str:
     inner = next((line.partition("=")[2].strip('"') for line in dataset.region if line.startswith("input.key=")), None)
     container, key = locate(dataset.volume, inner)
     return template.format(stem=container.stem, key=key.replace("/", "_"), recipe=dataset.recipe_name)
-
-
-def _place(location: str) -> Location:
-    return paths.locate(location)

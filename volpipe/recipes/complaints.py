@@ -135,7 +135,8 @@ def _misfit(model: type[BaseModel], names: Sequence[str], tree: Tree) -> str:
         kinds = [kind.replace("a number", "a finite number") for kind in kinds]
     joined = f"not {kinds[0]}" if len(kinds) == 1 else f"neither {' nor '.join(kinds)}"
     key = ".".join(names) or "the recipe"
-    return f"{key}: {show_value(value)} is {joined}{_nearest_word(value, annotation)}"
+    words = [word for kind in _union_members(annotation) if get_origin(kind) is Literal for word in get_args(kind)]
+    return f"{key}: {show_value(value)} is {joined}{nearest(value, words) if isinstance(value, str) else ''}"
 
 
 def phrases(annotation: Any, metadata: Sequence[Any]) -> list[str]:  # Any: a type, or a form of typing
@@ -185,11 +186,6 @@ def _bounds(metadata: Sequence[Any]) -> str:  # Any: pydantic's and annotated_ty
     if pattern is not None:
         words += " of letters, digits, - and _"
     return words
-
-
-def _nearest_word(value: object, annotation: Any) -> str:  # Any: a type, or a form of typing
-    words = [word for kind in _union_members(annotation) if get_origin(kind) is Literal for word in get_args(kind)]
-    return nearest(value, words) if isinstance(value, str) else ""
 
 
 def _alike(names: Sequence[str], model: type[BaseModel]) -> str:

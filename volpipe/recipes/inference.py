@@ -15,8 +15,9 @@ from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.blend import Family
 from volpipe.geometry.grid import Placement, Triple
-from volpipe.recipes.toml import Section, UserPath, load_tree, typed
+from volpipe.recipes.toml import Section, UserPath, load_tree, one_or_more, typed
 from volpipe.resolve import default_recipe
+from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.storage.metadata import Lengths, lengths
 from volpipe.volumes.volume import View
 
@@ -129,10 +130,6 @@ class Input(ArrayInput):
     """Windows that hold nothing but this value are skipped; "missing": windows without a stored chunk."""
 
 
-def _to_planes(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
 def _to_scale(value: object) -> object:
     """Return the factors of a scale, whole numbers as such; None stays."""
     if not isinstance(value, list | tuple) or not all(isinstance(factor, int | float) for factor in value):
@@ -161,7 +158,7 @@ class NetChoice(Section):
     output: int | str | None = None
     """Of a net with several outputs, the one that is taken: its number from 0 or its name; "all" writes
     each into an array of its own. Without it, the only one on the grid of the input."""
-    plane: Annotated[tuple[Plane, ...] | None, BeforeValidator(_to_planes)] = None
+    plane: Annotated[tuple[Plane, ...] | None, BeforeValidator(one_or_more)] = None
     """For a net of slices (n, c, y, x): the plane of the slices, "yx", "zx" or "zy". Of a list of planes, such as
     ["yx", "zx", "zy"], the mean is taken. Without it, "yx"."""
     context: int | None = Field(None, ge=0)
@@ -277,6 +274,11 @@ class Tensors(Section):
     """Compression of stored windows."""
     level: int = Field(1, ge=0, le=22)
     """Level of that compression; gzip has 0 to 9."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the windows of a block are one file, and not one each."""
+        return folders_of(self.format).is_sharded
 
 
 class Infer(Section):

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.recipes.inference import ArrayInput, Auto, Channel
 from volpipe.recipes.toml import Section, Sizes, load_tree, typed
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.volume import View
 
 NEAREST: tuple[Offset, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
@@ -41,15 +42,25 @@ class SegmentInput(ArrayInput):
     refused."""
 
     @property
+    def is_affinities(self) -> bool:
+        """Whether there is a channel per offset; else the one `channel` is a map of probabilities."""
+        return self.kind == "affinities"
+
+    @property
+    def is_inverted(self) -> bool:
+        """Whether the channel is high between objects, not inside."""
+        return self.kind == "membrane"
+
+    @property
     def view(self) -> View:
         """The view of the input array: all channels of affinities, else `channel`."""
-        return replace(super().view, channel=None if self.kind == "affinities" else self.channel)
+        return replace(super().view, channel=None if self.is_affinities else self.channel)
 
     def ends(self, dtype: np.dtype) -> tuple[float, float]:
         """Return the values of `dtype` that mean 0 and 1."""
         if self.range is not None:
             return self.range
-        return 0.0, 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
+        return 0.0, 1.0 if np.issubdtype(dtype, np.floating) else float(np.iinfo(dtype).max)
 
     @model_validator(mode="after")
     def _check_range(self) -> SegmentInput:
@@ -59,9 +70,9 @@ class SegmentInput(ArrayInput):
 
     @model_validator(mode="after")
     def _check_offsets(self) -> SegmentInput:
-        if self.kind == "affinities" and self.offsets[:3] != NEAREST:
+        if self.is_affinities and self.offsets[:3] != NEAREST:
             raise ValueError(f"offsets must begin with those to the nearest voxels, {NEAREST}")
-        if self.kind == "affinities" and not all(any(offset) for offset in self.offsets):
+        if self.is_affinities and not all(any(offset) for offset in self.offsets):
             raise ValueError("offset (0, 0, 0) leads nowhere; leave it out")
         return self
 
@@ -92,11 +103,21 @@ class ObjectRules(Section):
     small_threshold: Share = 0.1
     """For mean: mean affinity, at most threshold, from which objects of fewer than small_voxels join."""
 
+    @property
+    def is_watershed(self) -> bool:
+        """Whether a watershed gives supervoxels, which are agglomerated."""
+        return self.method == "watershed"
+
+    @property
+    def is_mutex(self) -> bool:
+        """Whether supervoxels are agglomerated by joining and forbidding edges, which takes farther affinities."""
+        return self.is_watershed and self.agglomerate == "mutex"
+
     @model_validator(mode="after")
     def _check_small(self) -> ObjectRules:
         if not self.small_voxels:
             return self
-        if self.method != "watershed" or self.agglomerate != "mean":
+        if not self.is_watershed or self.is_mutex:
             raise ValueError("small_voxels is for method watershed with agglomerate mean; leave it out, or set it to 0")
         if self.small_threshold > self.threshold:
             raise ValueError(
@@ -126,8 +147,11 @@ class SegmentOutput(Section):
 
     @model_validator(mode="after")
     def _check_codec(self) -> SegmentOutput:
-        if self.format == "precomputed" and self.codec != "zstd":
-            raise ValueError(f"codec {self.codec} is for ome-zarr-0.5; precomputed labels have one codec: leave it out")
+        writing = format_named(self.format).writing
+        if writing is not None and writing.label_codecs and self.codec != "zstd":
+            raise ValueError(
+                f"codec {self.codec} is for ome-zarr-0.5; {self.format} labels have one codec: leave it out"
+            )
         return self
 
 
@@ -140,8 +164,8 @@ class SegmentRecipe(Section):
 
     @model_validator(mode="after")
     def _check_far_offsets(self) -> SegmentRecipe:
-        is_far = self.input.kind == "affinities" and len(self.input.offsets) > len(NEAREST)
-        if self.objects.method == "watershed" and self.objects.agglomerate == "mutex" and not is_far:
+        is_far = self.input.is_affinities and len(self.input.offsets) > len(NEAREST)
+        if self.objects.is_mutex and not is_far:
             raise ValueError("agglomerate mutex needs affinities to farther voxels; use mean")
         return self
 

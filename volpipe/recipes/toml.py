@@ -37,6 +37,11 @@ UserPath = Annotated[str, AfterValidator(with_home)]  # the place of a file, a v
 Sizes = tuple[Count, Count, Count]
 
 
+def one_or_more(value: object) -> object:
+    """Return a text as a list of it alone; anything else as it is."""
+    return [value] if isinstance(value, str) else value
+
+
 def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:  # Any: TOML values
     """Return what the TOML file at `path` holds with ``key=value`` settings on top; `typed` checks it.
 

@@ -170,4 +170,4 @@ def _pictures(shown_output: ShownOutput, whole: WholeLevel, part: Box) -> Iterat
             is_known=shown_output.is_sized,
             part=flat_frame,
         )
-        yield Picture(f"WholeLevel {whole.name}, {name}", caption, *file)
+        yield Picture(f"Whole {whole.name}, {name}", caption, *file)

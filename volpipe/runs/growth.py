@@ -100,9 +100,9 @@ def _check_growth(old: OutputPlan, new: OutputPlan) -> None:
                 f"axis {axis}: the volume {new.source.path} had {before} voxels and has {now}; --update follows a "
                 "volume that grows, not one that shrinks: use --fresh to start over"
             )
-    if new.array_format == "precomputed":
+    if not new.folders.scheme.is_regular:
         raise RunError(
-            f"{new.out} is precomputed, which numbers its chunks by the shape, so that all would move; the volume has "
+            f"{new.out} is {new.format}, which numbers its chunks by the shape, so that all would move; the volume has "
             "grown: use --fresh to start over"
         )
     if old.dtype != new.dtype:

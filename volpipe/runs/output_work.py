@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.journal import Attempt, read_records
+from volpipe.blockwise.journal import Attempt
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
@@ -42,6 +42,7 @@ from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import begin, begin_session, has_voxels, stored_fingerprint, unseal
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
+from volpipe.runs.standing import Act, Standing, WorkState
 from volpipe.runs.updates import Updated, updates_in
 from volpipe.runs.verify import (
     Recomputed,
@@ -61,7 +62,7 @@ from volpipe.runs.work import (
     Listener,
     StageWork,
     WorkSession,
-    check_kind,
+    other_kind,
 )
 from volpipe.volumes.completeness import check_still_written
 from volpipe.volumes.identity import (
@@ -96,7 +97,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
     goes_on: ClassVar[str]
     prepasses: ClassVar[Collection[str]] = ()
     updates: tuple[Updated, ...] = ()  # of this session
-    _is_noted = False
+    _is_noted = _is_comparing = False
 
     def __init__(
         self, plan: P, options: RunOptions = PLAIN, listener: Listener = SILENT, folder: RunFolder | None = None
@@ -273,7 +274,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
 
     @property
     def is_compared(self) -> bool:
-        return self.is_begun and (bool(self.options.update) or self.is_uncompared)
+        return self.standing().act(self.asked).compares
 
     @property
     def is_settled(self) -> bool:
@@ -293,13 +294,6 @@ class OutputWork(JournalWork[R], Generic[P, R]):
     @abstractmethod
     def follow(self, old: P) -> Updated:
         """Note in the journal that the volume has grown since the plan `old`."""
-
-    def _grow(self) -> None:
-        """Follow a volume that has grown, if the work can."""
-        old, grown = self.folder.load(type(self.plan)), self.grown()
-        if old is not None and grown is not None:
-            self.plan = grown
-            self.updates = (self.follow(old),)
 
     def await_change(self) -> None:
         """Note that other work is about to change what this work reads: until it is compared it is not complete."""
@@ -360,7 +354,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
-        if self.is_compared:
+        if self._is_comparing:
             yield from self.update_steps(session)
             self.folder.uncompared.unlink(missing_ok=True)
         if self.is_complete:
@@ -383,25 +377,35 @@ class OutputWork(JournalWork[R], Generic[P, R]):
     def claim(self) -> None:
         """Make sure that folder, output and input are those of this plan; see `JournalWork`."""
         self.check_update()
-        if self.options.update:
-            self._grow()
-        out, options, volumes = paths.locate(self.plan.out), self.options, self.volumes()
+        standing, asked, folder = self.standing(), self.asked, self.folder
+        if standing.act(asked) is Act.FOLLOW:
+            old, grown = folder.load(type(self.plan)), self.grown()
+            assert old is not None and grown is not None
+            self.plan = grown
+            self.updates = (self.follow(old),)
+            standing = self.standing()
+        act = standing.act(asked)
+        out, volumes = paths.locate(self.plan.out), self.volumes()
         self.check_written(volumes)
-        self.check_free()
+        if act is Act.REFUSE:
+            raise standing.refusal_of(asked)
         if isinstance(out, Remote):
             try_writing(out)
-        if options.fresh or self.folder.clearing.is_file():
+        if act is Act.CLEAR:
             self.clear()
-        self._clear_unstarted()
-        self.folder.settle(type(self.plan))
-        self.check_same()
-        if not paths.exists(out) and self.shards():
-            raise RunError(
-                f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
-            )
+        elif standing.state is WorkState.UNSTARTED and not folder.journal.is_file():
+            for path in (folder.inputs, folder.discards):
+                path.unlink(missing_ok=True)
+        folder.settle(type(self.plan))
         self.inputs = {what: identify(volume) for what, volume in volumes.items()}
-        if self.folder.journal.is_file() and not options.update:
-            self._check_inputs()
+        self._is_comparing = act.compares
+        if self.options.update or not folder.journal.is_file():
+            return
+        if standing.state is WorkState.UNWRITTEN and self.input_changes(self.inputs):
+            log.warning("the input is another than when %s was begun, which wrote nothing: it begins again", self.name)
+            self.clear()
+            return
+        self._check_inputs()
 
     def _check_inputs(self) -> None:
         """Refuse other inputs than those of what was begun.
@@ -434,79 +438,75 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         for what, volume in volumes.items() if self._needs_whole else ():
             volume.check_written(self.read_box if what == "volume" else None)
 
-    def check_free(self) -> None:
-        check_kind(self.folder, self.plan.FILE)
+    def foreign(self) -> RunError | None:
         out = paths.locate(self.plan.out)
+        if other := other_kind(self.folder, self.plan.FILE):
+            return other
         if paths.exists(out) and not (self.folder.path / self.plan.FILE).is_file():
-            raise RunError(f"{out} exists and no {self.what} in {self.folder.path} made it; choose another --out")
+            return RunError(f"{out} exists and no {self.what} in {self.folder.path} made it; choose another --out")
+        return None
 
-    def check_same(self) -> None:
-        """Refuse to go on with another recipe or input: two outputs would be mixed."""
-        if not self.is_unstarted:
-            self.folder.check_same(self.plan, self.what)
+    def standing(self) -> Standing:
+        """Return how what is there stands to the plan; the input is compared later, by whoever goes on."""
+        folder, plan, out = self.folder, self.plan, paths.locate(self.plan.out)
+        if foreign := self.foreign():
+            return Standing(WorkState.FOREIGN, foreign)
+        if folder.clearing.is_file():
+            return Standing(WorkState.CLEARING)
+        try:
+            old = folder.load(type(plan))
+        except RunError as error:
+            return Standing(WorkState.DAMAGED, error)
+        if old is None:
+            return Standing(WorkState.FRESH)
+        is_unstarted = self._has_attempts_alone and not has_voxels(out)
+        if other := folder.difference(old, plan, self.what):
+            return Standing(WorkState.SUPERSEDED) if is_unstarted else self._standing_of_another(old, other)
+        is_unwritten = False
+        if not paths.exists(out) and not is_unstarted:
+            try:
+                is_unwritten = all(record.stage in self.prepasses for record in self.records())
+                is_lost = not is_unwritten and bool(self.shards())
+            except RunError as error:
+                return Standing(WorkState.LOST, error)
+            if is_lost:
+                lost = f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over"
+                return Standing(WorkState.LOST, RunError(lost))
+        if self.is_uncompared:
+            return Standing(WorkState.UNCOMPARED)
+        if is_unstarted:
+            return Standing(WorkState.UNSTARTED)
+        return Standing(WorkState.UNWRITTEN if is_unwritten else WorkState.BEGUN)
+
+    def _standing_of_another(self, old: P, other: RunError) -> Standing:
+        """Return how the output of the plan `old` stands, which is refused by the error `other` as long as it stays."""
+        try:
+            if self.grown() is not None:
+                return Standing(WorkState.GROWN, other)
+        except RunError as error:
+            return Standing(WorkState.UNFOLLOWABLE, other, error)
+        before, now = old.source, self.plan.source
+        is_same = (before.path, before.key) == (now.path, now.key) or not self.options.is_outside
+        is_there = old.out == self.plan.out and is_same
+        return Standing(WorkState.OUTDATED if is_there else WorkState.ELSEWHERE, other)
 
     @property
-    def is_outdated(self) -> bool:
-        """Whether another recipe made it, of the same volume where that is the user's; see `FolderWork`."""
-        old, plan = self.folder.load(type(self.plan)), self.plan
-        if old is None or old.identity == plan.identity or old.out != plan.out or self.is_unstarted:
-            return False
-        is_same = (old.source.path, old.source.key) == (plan.source.path, plan.source.key)
-        return (is_same or not self.options.is_outside) and self.grown() is None
-
-    @property
-    def is_unstarted(self) -> bool:
-        """Whether it was begun and ended before a task did something: refused, by the site perhaps, or interrupted."""
-        return self.is_begun and self._is_idle and not has_voxels(paths.locate(self.plan.out))
-
-    @property
-    def _is_idle(self) -> bool:
+    def _has_attempts_alone(self) -> bool:
         """Whether the journal knows of attempts alone, if of anything; one that is damaged may have known more."""
         try:
-            records = read_records(self.folder.journal, self.kinds)
-            return all(not record.done and isinstance(record.result, Attempt | None) for record in records)
+            return all(not record.done and isinstance(record.result, Attempt | None) for record in self.records())
         except RunError:
             return False
 
-    @property
-    def is_unwritten(self) -> bool:
-        """Whether it was begun and has written nothing: it ended before it had scanned and measured all."""
-        if not self.is_begun or paths.exists(paths.locate(self.plan.out)):
-            return False
-        journal = self.folder.journal
-        records = read_records(journal, self.kinds) if journal.is_file() else ()
-        return all(record.stage in self.prepasses for record in records)
-
-    def input_changes(self, *, same_input: bool, is_outside: bool) -> str:
-        """Return what differs between inputs as they are and as they were when the work began."""
-        before, lines = read_identities(self.folder.inputs) or {}, list[str]()
+    def input_changes(self, now: Mapping[str, Identity] | None = None) -> str:
+        """Return what differs between inputs as they are, or `now`, and as they were when the work began."""
+        options, before, lines = self.options, read_identities(self.folder.inputs) or {}, list[str]()
         for what, volume in self.volumes().items():
-            if what in before and (is_outside or what != "volume"):
-                now = identify(volume)
-                if not (same_input and is_alike(before[what], now)):
-                    lines += changes(before[what], now)
+            if what in before and (options.is_outside or what != "volume"):
+                identity = identify(volume) if now is None else now[what]
+                if not (options.same_input and is_alike(before[what], identity)):
+                    lines += changes(before[what], identity)
         return "; ".join(lines)
-
-    def _clear_unstarted(self) -> None:
-        """Clear the folder of work that has written nothing, so that it stands in nobody's way.
-
-        What was scanned or measured of the input counts, until that is another.
-        """
-        options = self.options
-        if not self.is_unstarted:
-            asked = {"same_input": options.same_input, "is_outside": options.is_outside}
-            if self.is_unwritten and not options.update and self.input_changes(**asked):
-                log.warning(
-                    "the input is another than when %s was begun, which wrote nothing: it begins again", self.name
-                )
-                self.clear()
-            return
-        old = self.folder.load(type(self.plan))
-        if old is not None and old.identity != self.plan.identity:
-            self.clear()
-        elif not self.folder.journal.is_file():
-            for path in (self.folder.inputs, self.folder.discards):
-                path.unlink(missing_ok=True)
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
         """Refuse an output that was made of one that is gone: it would be of another input."""

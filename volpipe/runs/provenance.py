@@ -38,7 +38,6 @@ from volpipe.runs.updates import Updated, updates_in
 from volpipe.runs.verify import metadata_sums, stored_flags
 from volpipe.volumes.completeness import joined, mark_complete, mark_incomplete, mark_written, written_boxes
 from volpipe.volumes.formats.container import (
-    ATTRIBUTE_FILES,
     METADATA_NAMES,
     RECORD,
     RUN_KEY,
@@ -144,11 +143,9 @@ def unseal(plan: OutputPlan, updates: Sequence[Updated]) -> None:
 
 def _write_run(plan: OutputPlan, attributes: Mapping[str, object]) -> None:
     """Write `attributes` as what the output says of its run."""
-    out, format = paths.locate(plan.out), plan.array_format
-    create_groups(out, f"{RUN_KEY}/attributes", format)
-    name = "attributes.json" if format == "precomputed" else ATTRIBUTE_FILES[format]
-    tree = {RECORD: attributes}
-    merge_json(out / RUN_KEY / name, {"attributes": tree} if format == "zarr3" else tree)
+    out, folders = paths.locate(plan.out), plan.folders
+    create_groups(out, f"{RUN_KEY}/attributes", folders.name)
+    merge_json(out / RUN_KEY / folders.run_file, folders.with_attributes({}, {RECORD: attributes}))
 
 
 def _written(plan: OutputPlan, whole: OutputPlan, only: Box) -> dict[str, list[Box]]:

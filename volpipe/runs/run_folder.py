@@ -198,17 +198,14 @@ class RunFolder:
         begun = plan.as_begun(old)
         return begun if begun.identity == old.identity else plan
 
-    def check_same(self, plan: OutputPlan, what: str) -> None:
-        """Refuse to go on with a `what`, such as "run", whose plan is not `plan`; going on would mix two outputs.
-
-        Raises:
-            RunError: with the keys that differ.
+    def difference(self, old: OutputPlan, plan: OutputPlan, what: str) -> RunError | None:
+        """Return the refusal to go on with a `what`, such as "run", of the plan `old`, by another one: two outputs
+        would be mixed. It names the keys that differ; None where none does.
         """
-        old = self.load(type(plan))
-        if old is None or old.identity == plan.identity:
-            return
+        if old.identity == plan.identity:
+            return None
         changes = "; ".join(old.changes(plan)) or "other sizes"
-        raise RunError(
+        return RunError(
             f"{self.path} holds a {what} with another recipe or input ({changes}); "
             "take that back to continue, choose another --out, or use --fresh to start over"
         )

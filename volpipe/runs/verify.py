@@ -255,8 +255,8 @@ def _box_of(output: str, levels: Sequence[str], name: str) -> str:
     if not (level and all(map(str.isdecimal, places))):
         return ""
     header = open_writer(output, level).header
-    index = [*map(int, reversed(places) if header.format == "n5" else places)]
-    if len(index) != len(header.shape):
+    index = ChunkFiles(header).scheme.index(header, places)
+    if index is None or len(index) != len(header.shape):
         return ""
     start = tuple(i * n for i, n in zip(index, header.write_unit, strict=True))
     return f"{level} {Box(start, tuple(a + n for a, n in zip(start, header.write_unit, strict=True)))}"

@@ -35,6 +35,7 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Taken, is_current, page_of
 from volpipe.runs.presence import Presence, present
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.standing import Asked, Standing
 from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
@@ -207,20 +208,18 @@ class StageWork(HeldWork[R], ABC):
     def share_left(self) -> float:
         """Share of its units that is still to be done."""
 
+    @property
+    def asked(self) -> Asked:
+        """What is asked for, where something may be there."""
+        return Asked.of(self.options)
+
     @abstractmethod
-    def check_free(self) -> None:
-        """Refuse a folder or an output that other work made.
+    def foreign(self) -> RunError | None:
+        """Return the refusal of a folder or an output that other work made, or None."""
 
-        Raises:
-            RunError: naming it.
-        """
-
-    def check_same(self) -> None:
-        """Refuse to go on with what was begun otherwise, unless that is cheap and made again.
-
-        Raises:
-            RunError: with the keys that differ.
-        """
+    @abstractmethod
+    def standing(self) -> Standing:
+        """Return how what is there stands to the plan."""
 
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; `RunError` says why."""
@@ -232,11 +231,6 @@ class StageWork(HeldWork[R], ABC):
             RunError: the input has shrunk, or the output cannot grow.
         """
         return None
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether an update makes all of it anew: another recipe made it, or no part of it outlives a changed input."""
-        return False
 
     @abstractmethod
     def check_source(self, source: StageWork[Any], called: str) -> None:
@@ -396,12 +390,7 @@ MARKS = {
 }
 
 
-def check_kind(folder: RunFolder, mark: str) -> None:
-    """Refuse a folder of work of another kind than that which is known by the file `mark`.
-
-    Raises:
-        RunError: naming the folder.
-    """
+def other_kind(folder: RunFolder, mark: str) -> RunError | None:
+    """Return the refusal of a folder of work of another kind than that which is known by the file `mark`, or None."""
     others = [name for name in MARKS if name != mark and (folder.path / name).is_file()]
-    if others:
-        raise RunError(f"{folder.path} holds {MARKS[others[0]]}; choose another --out")
+    return RunError(f"{folder.path} holds {MARKS[others[0]]}; choose another --out") if others else None

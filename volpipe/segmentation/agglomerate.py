@@ -68,7 +68,7 @@ class Mean:
     def keys(self) -> Sequence[Key]:
         """The order of edges, the highest first, by the first key, then the next: means as floats, then exact."""
         return (
-            _rounded_means,
+            lambda edges: np.asarray(edges.sums[:, 0] / edges.sums[:, 1]),  # never in another order by rounding
             lambda edges: _exact_means(edges)[0],
             lambda edges: _exact_means(edges)[1],
             lambda edges: -edges.first[:, 0],
@@ -126,11 +126,6 @@ Around = dict[int, dict[int, tuple[int, int, int]]]
 def _edge_columns(edges: Edges) -> tuple[np.ndarray, ...]:
     """Return both nodes, sum and number of the nearest affinities, and first pair of each edge."""
     return *edges.pairs.T, *edges.sums[:, :2].T, edges.first[:, 0]
-
-
-def _rounded_means(edges: Edges) -> np.ndarray:
-    """Return the mean of the nearest affinities of each edge, as far as a float tells it: never in another order."""
-    return np.asarray(edges.sums[:, 0] / edges.sums[:, 1])
 
 
 def _exact_means(edges: Edges) -> tuple[np.ndarray, np.ndarray]:
@@ -193,7 +188,7 @@ class Mutex:
         """
         is_locked = is_open.copy()
         is_locked[edges.pairs[edges.any_end(is_open)]] = True
-        return self._settled(edges, is_open), is_locked
+        return self._effective(edges, is_open), is_locked
 
     def is_live(self, edges: Edges, voxels: np.ndarray) -> np.ndarray:
         """Return the edges along which nodes may be merged, whatever their `voxels`."""
@@ -207,7 +202,7 @@ class Mutex:
     def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes, none of which is open."""
         kinds = [self._best(edges, owner, kind) for kind in (0, 1)]
-        return self._settled(Edges.total(*(np.concatenate(parts) for parts in zip(*kinds, strict=True))), None)
+        return self._effective(Edges.total(*(np.concatenate(parts) for parts in zip(*kinds, strict=True))), None)
 
     def one_by_one(self, edges: Edges, is_active: np.ndarray, voxels: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
@@ -239,13 +234,14 @@ class Mutex:
 
     def joined(self, edges: Edges, owner: np.ndarray, is_locked: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes, of which the locked ones own themselves alone."""
-        is_settled = edges.both_ends(is_locked)
-        rest, own = edges[is_settled], self.merged(edges[~is_settled], owner)
+        is_between_locked = edges.both_ends(is_locked)
+        rest, own = edges[is_between_locked], self.merged(edges[~is_between_locked], owner)
         pairs = np.concatenate([owner[rest.pairs], own.pairs])
         sums, first = np.concatenate([rest.sums, own.sums]), np.concatenate([rest.first, own.first])
         return Edges.total(pairs, sums, first)
 
     def _in_order(self, edges: Edges) -> list[tuple[bool, int, int]]:
+        """Return whether each edge joins, and its nodes, the edge farthest from its threshold first."""
         near, far = edges.sums[:, 1] > 0, edges.sums[:, 3] > 0
         joins = np.repeat([True, False], [near.sum(), far.sum()])
         weight = np.concatenate([self._pulls(edges)[near], self._pushes(edges)[far]])
@@ -254,7 +250,7 @@ class Mutex:
         order = np.lexsort((first, -weight))
         return list(zip(joins[order].tolist(), *pairs[order].T.tolist(), strict=True))
 
-    def _settled(self, edges: Edges, is_open: np.ndarray | None) -> Edges:
+    def _effective(self, edges: Edges, is_open: np.ndarray | None) -> Edges:
         """Return `edges` without what has no effect, but for those of open nodes, which may grow."""
         pull, push = self._pulls(edges), self._pushes(edges)
         joins, forbids = (edges.sums[:, 1] > 0) & (pull > 0), (edges.sums[:, 3] > 0) & (push > 0)
@@ -428,7 +424,7 @@ def _best_edges(num: int, edges: Edges, rule: Rule) -> np.ndarray:
     own, place = edges, edge
     for key in rule.keys:
         values = key(own)[place]
-        lowest = -np.inf if values.dtype.kind == "f" else np.iinfo(values.dtype).min
+        lowest = -np.inf if np.issubdtype(values.dtype, np.floating) else np.iinfo(values.dtype).min
         highest = np.full(num, lowest, values.dtype)
         np.maximum.at(highest, nodes, values)
         best = values == highest[nodes]
@@ -454,7 +450,7 @@ def connected_components(num: int, joins: np.ndarray, first: np.ndarray) -> np.n
 def _roots(num: int, joins: np.ndarray) -> np.ndarray:
     """Return the lowest node of the component of each of `num` nodes.
 
-    Every round hooks each root to the lowest root beside it, which removes at least half of the roots with a neighbour.
+    Every round hooks each root to its lowest neighbour, which removes at least half of the roots with a neighbour.
     """
     root = np.arange(num)
     while True:

@@ -48,7 +48,7 @@ def as_bytes(data: np.ndarray, ends: tuple[float, float] | None = None) -> np.nd
         data = (data.astype(np.float32) - np.float32(ends[0])) / np.float32(ends[1] - ends[0])
     if data.dtype == np.uint8:
         return data
-    if data.dtype.kind == "f":
+    if np.issubdtype(data.dtype, np.floating):
         data = np.rint(np.clip(np.nan_to_num(data), 0, 1) * FULL)
     else:
         data = data >> data.dtype.type(8 * (data.dtype.itemsize - 1))
@@ -57,11 +57,11 @@ def as_bytes(data: np.ndarray, ends: tuple[float, float] | None = None) -> np.nd
 
 def read_probabilities(plan: SegmentPlan, reader: Readable, box: Box) -> np.ndarray:
     """Return the voxels of `box`, uint8 (c, z, y, x): all affinities, or the foreground as one channel."""
-    data, kind, ends = reader.read(box), plan.recipe.input.kind, plan.recipe.input.range
-    if kind == "affinities":
-        return as_bytes(data, ends)
-    values = as_bytes(data[0], ends)
-    return (FULL - values if kind == "membrane" else values)[np.newaxis]
+    data, choice = reader.read(box), plan.recipe.input
+    if choice.is_affinities:
+        return as_bytes(data, choice.range)
+    values = as_bytes(data[0], choice.range)
+    return (FULL - values if choice.is_inverted else values)[np.newaxis]
 
 
 def nearest_affinities(plan: SegmentPlan, probabilities: np.ndarray, box: Box) -> np.ndarray:
@@ -70,7 +70,7 @@ def nearest_affinities(plan: SegmentPlan, probabilities: np.ndarray, box: Box) -
     From one channel: the minimum of the two probabilities, unknown at the low faces of `box`. At the low faces of the
     volume they are 0.
     """
-    if plan.recipe.input.kind == "affinities":
+    if plan.recipe.input.is_affinities:
         near = probabilities[: len(NEAREST)].copy()
     else:
         near = np.zeros((3, *box.shape), np.uint8)

@@ -85,7 +85,7 @@ log = logging.getLogger(__name__)
 
 
 class SegmentSchedule(OutputSchedule[SegmentPlan]):
-    """The stages of a segmentation, and what releases what; `feed` is the volume, where other work writes it."""
+    """The stages of a segmentation, and which units release which; `feed` is the volume, where other work writes it."""
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
         num_blocks = len(plan.blocks)
@@ -269,14 +269,14 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return the sizes of objects as well; see `OutputWork`."""
-        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._size_pictures, "Objects")]
+        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
 
     def subject(self, array: SegmentPlan, schedule: Schedule) -> ShownOutput | None:
         assert isinstance(schedule, SegmentSchedule)
         at = middle_of_done(self.plan.blocks, schedule.paint.done)
         return ShownOutput(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
 
-    def _size_pictures(self) -> list[Item]:
+    def _sizes(self) -> list[Item]:
         objects = objects_of(self.folder)
         if objects is None:
             return [Sentence("The objects are not known yet.")]
@@ -343,7 +343,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         job = SegmentJob(str(self.folder.path), plan.identity, session.name)
         tasks.prepare(job)
         if not any(stage.num_done for stage in schedule.stages):
-            yield from self._forecast(pool)
+            yield from self._estimate(pool)
         submit = partial(submitter, pool, job)
         yield from session.finish(schedule, submit, only=("pieces", "edges"))
         if schedule.edges.num_done == schedule.edges.num_units:
@@ -363,7 +363,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             yield from session.finish(schedule, submit, only=rest)
         return self._report(session, schedule.missing(session.reasons), time.perf_counter() - began)
 
-    def _forecast(self, pool: WorkerPool) -> Steps[None]:
+    def _estimate(self, pool: WorkerPool) -> Steps[None]:
         planned = Planned(
             self.plan.identity, memory_bytes=WORKER_BYTES + self.plan.task_bytes, scratch_bytes=self.plan.scratch_bytes,
             output_bytes=sum(math.prod(self.plan.level_shape(i)) for i in range(len(self.plan.factors)))
@@ -456,7 +456,7 @@ def crumb_note(table: Path, num_objects: int, plan: SegmentPlan) -> str:
     if not num:
         return ""
     objects, advice = plan.recipe.objects, []
-    if objects.method == "watershed" and objects.agglomerate == "mean" and not objects.small_voxels:
+    if objects.is_watershed and not objects.is_mutex and not objects.small_voxels:
         advice.append("objects.small_voxels=1000 joins small ones to a neighbour")
     if objects.min_voxels < CRUMB:
         advice.append(f"objects.min_voxels={CRUMB} leaves them out")
@@ -473,7 +473,7 @@ def segment(
     Args:
         plan: from `plan_segmentation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
-        listener: whom to tell; one that asks for an estimate gets it before the first task of a new segmentation.
+        listener: gets the progress; one that asks for an estimate gets it before the first task of a new segmentation.
 
     Raises:
         RunError: another run's folder or output is in the way.

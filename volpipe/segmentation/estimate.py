@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 WORTH_TRYING = 8  # blocks per worker: a trial takes about as long as one
 WARM_EDGE, EDGE = 16, 64  # voxels
 MOST_SECONDS = 1.5  # of a larger block
-NUM_PLACES, PROBE = 4, 32  # candidate places beside the middle; voxels per axis read of each
+NUM_PLACES, PROBE = 4, 32  # candidate places besides the middle; voxels per axis read of each
 SEED = 0
 SINGLE = (1, 1, 1)  # voxel
 HELD = "a segmentation that is tried"
@@ -90,7 +90,13 @@ def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[St
         costs = [record.result for record in records if record.result is not None]
     finally:
         delete(folder)
-    return segment_times(trial, _mean_costs(costs), num_workers)
+    mean = SegmentCosts(
+        sum(each.num_voxels for each in costs),
+        fmean(each.start_seconds for each in costs),
+        fmean(each.read_seconds for each in costs),
+        {name: fmean(each.stage_seconds[name] for each in costs) for name in costs[0].stage_seconds},
+    )
+    return segment_times(trial, mean, num_workers)
 
 
 def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[StageTimes]]:
@@ -106,21 +112,11 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[StageT
         return []
 
 
-def _mean_costs(costs: Sequence[SegmentCosts]) -> SegmentCosts:
-    names = costs[0].stage_seconds
-    return SegmentCosts(
-        sum(each.num_voxels for each in costs),
-        fmean(each.start_seconds for each in costs),
-        fmean(each.read_seconds for each in costs),
-        {name: fmean(each.stage_seconds[name] for each in costs) for name in names},
-    )
-
-
 def segment_times(trial: SegmentTrial, costs: SegmentCosts, num_workers: int) -> StageTimes:
     """Return the forecast of `trial`'s segmentation on `num_workers` at `costs`."""
     plan, rates = trial.plan, costs.stage_seconds
     reading = costs.read_seconds * _touched(plan, plan.near, trial.volume.spatial_chunks)
-    readers = ("pieces", "edges") if plan.recipe.objects.method == "watershed" else ("pieces",)
+    readers = ("pieces", "edges") if plan.recipe.objects.is_watershed else ("pieces",)
     stages = tuple(
         StageTime(
             name,
@@ -172,7 +168,7 @@ def try_blocks(trial: SegmentTrial, number: int) -> Record[SegmentCosts]:
 
 
 def _try_larger_blocks(trial: SegmentTrial, number: int) -> SegmentCosts:
-    folder = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=trial.folder))  # a lost worker may have left one
+    folder = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=trial.folder))  # a worker that ended may have left one
     with stopwatch() as warm:
         _try_edge(trial, number, folder, WARM_EDGE)
     edge = EDGE
@@ -193,22 +189,20 @@ def _try_edge(trial: SegmentTrial, number: int, folder: Path, edge: int) -> Segm
     longest = counts.index(max(counts))
     shape = tuple(min(n, 2 * b) if a == longest else b for a, (b, n) in enumerate(zip(block, whole, strict=True)))
     volume, box = _tried_box(trial, number, shape, place)
-    copy, read_seconds = _copied(volume, box, block, place / "in", num_channels=trial.plan.num_channels_read)
-    plan = _small_plan(trial.plan, copy, block, place / "out")
-    with held(place, HELD, RunError):
-        return dataclasses.replace(_try_stages(plan, place), read_seconds=read_seconds)
-
-
-def _copied(
-    volume: Volume, box: Box, chunk: tuple[int, ...], place: Path, *, num_channels: int
-) -> tuple[Volume, float]:
-    """Return a copy at `place` of `box` of the volume, and the seconds to read and decode `num_channels` of a voxel."""
     reader = volume.open()
     with stopwatch() as reading:
-        reader.read(box, num_channels=num_channels)
+        reader.read(box, num_channels=trial.plan.num_channels_read)
     data = reader.read(box)
     bounds = zip(box.start, box.stop, volume.spatial_chunks, volume.spatial_shape, strict=True)
-    return write(place, data, (len(data), *chunk), "raw"), reading.seconds / math.prod(cell_voxels(*b) for b in bounds)
+    read_seconds = reading.seconds / math.prod(cell_voxels(*b) for b in bounds)
+    # A plan of this copy as `trial.plan` is of the whole, with as many chunks per block.
+    copy = write(place / "in", data, (len(data), *block), "raw")
+    numbers = [max(1, b // c) for b, c in zip(trial.plan.block, trial.plan.chunk, strict=True)]
+    chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
+    sizes = {"block": block, "shard": block, "chunk": chunk, "factors": trial.plan.factors[:2]}
+    plan = trial.plan.changed(source=SourceVolume.from_volume(copy), out=str(place / "out"), **sizes)
+    with held(place, HELD, RunError):
+        return dataclasses.replace(_try_stages(plan, place), read_seconds=read_seconds)
 
 
 def _tried_box(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
@@ -223,19 +217,11 @@ def _tried_box(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder:
 
     def variance(start: tuple[int, ...]) -> float:
         probe = tuple(a + (n - min(n, PROBE)) // 2 for a, n in zip(start, shape, strict=True))
-        seen = Box.from_shape(tuple(min(n, PROBE) for n in shape)).shift(probe)
-        return float(np.nan_to_num(reader.read(seen).astype(np.float32)).var())
+        probed = Box.from_shape(tuple(min(n, PROBE) for n in shape)).shift(probe)
+        return float(np.nan_to_num(reader.read(probed).astype(np.float32)).var())
 
     start = max(dict.fromkeys(aligned), key=variance)
     return trial.volume, Box.from_shape(shape).shift(start)
-
-
-def _small_plan(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: Path) -> SegmentPlan:
-    """Return the plan of segmenting a small `volume` as `plan` does the whole, with as many chunks per block."""
-    numbers = [max(1, b // c) for b, c in zip(plan.block, plan.chunk, strict=True)]
-    chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
-    sizes = {"block": block, "shard": block, "chunk": chunk, "factors": plan.factors[:2]}
-    return plan.changed(source=SourceVolume.from_volume(volume), out=str(out), **sizes)
 
 
 def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:

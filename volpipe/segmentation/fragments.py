@@ -11,7 +11,7 @@ its block and a small halo alone, and any blocks give the same supervoxels::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,10 +87,8 @@ class BlockContext:
 def find_fragments(plan: SegmentPlan, reader: Readable, block: int) -> Fragments:
     """Return the fragments of `block`, from its `SegmentPlan.input_box` in `reader`."""
     context = load_context(plan, reader, plan.blocks.box(block))
-    if plan.recipe.objects.method == "components":
-        ids, joins = components(context, to_byte(plan.recipe.objects.threshold))
-    else:
-        ids, joins = basins(context)
+    objects = plan.recipe.objects
+    ids, joins = basins(context) if objects.is_watershed else components(context, to_byte(objects.threshold))
     return Fragments(ids, joins, tabulate(ids, context))
 
 
@@ -102,8 +100,7 @@ def to_byte(share: float) -> int:
 def load_context(plan: SegmentPlan, reader: Readable, core: Box) -> BlockContext:
     """Return the block `core` of the input with its context."""
     objects = plan.recipe.objects
-    is_watershed = objects.method == "watershed"
-    passes = objects.smooth if is_watershed else (0, 0, 0)
+    passes = objects.smooth if objects.is_watershed else (0, 0, 0)
     outer = core.grown((1, 1, 1)) & plan.box
     wide = outer.grown(tuple(n + 1 for n in passes)) & plan.box
     probabilities = read_probabilities(plan, reader, wide)
@@ -111,9 +108,9 @@ def load_context(plan: SegmentPlan, reader: Readable, core: Box) -> BlockContext
     height = heights(near, wide, plan.shape)
     inner = outer.relative_to(wide.start).slices
     inside = height[inner] >= math.ceil(objects.background * FULL * WHOLE)
-    if plan.recipe.input.kind != "affinities" and not is_watershed:
+    if not (plan.recipe.input.is_affinities or objects.is_watershed):
         inside &= probabilities[0][inner] >= to_byte(objects.threshold)
-    peaks = smooth(height, passes)[inner] if is_watershed else None
+    peaks = smooth(height, passes)[inner] if objects.is_watershed else None
     if peaks is not None:
         peaks[~inside] = -1
     return BlockContext(
@@ -148,17 +145,14 @@ def components(context: BlockContext, least: int) -> tuple[np.ndarray, np.ndarra
     labels = np.ascontiguousarray(cc3d.color_connectivity_graph(graph, connectivity=6))
     labels[~inside] = 0
     ids = fastremap.renumber(labels, in_place=True)[0].astype(np.uint32)
-    return ids, _pairs_of(_low_faces(context, ids, least))
-
-
-def _low_faces(context: BlockContext, ids: np.ndarray, least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    pairs = []
     for axis, stride in enumerate(context.strides):
         face = _face(ids.shape, axis, -1)
-        joined = (_without_frame(context.near[axis]) >= least)[face.slices] & _neighbours(context.inside, axis, -1)[
-            face.slices
-        ]
+        near, is_inside = _without_frame(context.near[axis]), _neighbours(context.inside, axis, -1)
+        joined = (near >= least)[face.slices] & is_inside[face.slices]
         joined &= ids[face.slices] > 0
-        yield ids[face.slices][joined], context.numbers(face)[joined] - stride
+        pairs.append((ids[face.slices][joined], context.numbers(face)[joined] - stride))
+    return ids, _pairs_of(pairs)
 
 
 def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
@@ -171,8 +165,11 @@ def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
     moves.insert(ITSELF, 0)
     own = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     target = own + np.array(moves, np.int32).take(codes)
-    leaving = list(_leaving(codes, context))
-    for face, leaves, _ in leaving:
+    leaving = []  # of each face its box, a mask of the voxels that lead out of the block, and the step of their number
+    for index, (axis, step) in enumerate(STEPS):
+        face = _face(codes.shape, axis, step)
+        leaves = codes[face.slices] == index + (index >= ITSELF)
+        leaving.append((face, leaves, step * context.strides[axis]))
         target[face.slices][leaves] = own[face.slices][leaves]
     root = _ends_of_paths(target.ravel())
     is_root = (root == own.ravel()) & inside.ravel()
@@ -235,14 +232,6 @@ def _highest(values: Sequence[np.ndarray]) -> np.ndarray:
     return highest
 
 
-def _leaving(codes: np.ndarray, context: BlockContext) -> Iterator[tuple[Box, np.ndarray, int]]:
-    """Yield for each face its box, a mask of the voxels that lead out of the block, and by how much their number."""
-    for number, (axis, step) in enumerate(STEPS):
-        face = _face(codes.shape, axis, step)
-        code = number + (number >= ITSELF)
-        yield face, codes[face.slices] == code, step * context.strides[axis]
-
-
 def _ends_of_paths(target: np.ndarray) -> np.ndarray:
     """Return the root of each voxel by following `target`, int32; roots lead to themselves."""
     while True:
@@ -252,7 +241,7 @@ def _ends_of_paths(target: np.ndarray) -> np.ndarray:
         target = farther
 
 
-def _pairs_of(parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def _pairs_of(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     pairs = [np.stack([ids.astype(np.int64), targets], axis=1) for ids, targets in parts]
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 

@@ -27,7 +27,7 @@ from volpipe.errors import PlanError
 from volpipe.runs.updates import SHARDS, to_ranges
 from volpipe.segmentation.agglomerate import BATCH, ONE_BY_ONE_BYTES
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.solve import FIRST, NO_OBJECT, Frame, GraphPart, Solved, bytes_needed, solve
+from volpipe.segmentation.solve import FIRST, NO_OBJECT, Frame, GraphPart, bytes_needed, solve
 from volpipe.segmentation.tasks import (
     DIGEST,
     EDGES,
@@ -58,27 +58,27 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
 
     def one(unit: int) -> None:
         plan, boxes = job.plan, job.plan.boxes
-        parts = [_part_of_box(job, unit, child) for child in boxes.children(unit)]
+        parts = [
+            GraphPart(**load(job.file(SOLVED, child), PART)) if boxes.level(unit) else load_block(job, child)
+            for child in boxes.children(unit)
+        ]
         splits = np.cumsum([len(part.table) for part in parts])
         sizes = [sum(len(getattr(part, name)) for part in parts) for name in ("table", "joins", "pairs")]
         most_edges = check_size(plan, unit, *sizes)
         part = (parts.pop(0) for _ in range(len(parts)))  # so that nobody else holds them
-        solved = solve(GraphPart.joined(part), frame_of(plan, unit), plan.recipe.objects, most_edges=most_edges)
+        frame = Frame(boxes.box(unit), plan.shape, plan.contact, lambda blocks: boxes.has_blocks(unit, blocks))
+        solved = solve(GraphPart.joined(part), frame, plan.recipe.objects, most_edges=most_edges)
         job.check_session()
         rest = {name: getattr(solved.rest, name) for name in PART}
-        counts = _counts_by_slab(job, unit, solved)
+        counts = np.bincount(solved.objects[:, FIRST] // boxes.slab, minlength=boxes.num_slabs)
+        if boxes.level(unit):
+            counts += sum(load_one(job.file(SOLVED, child), "counts") for child in boxes.children(unit))
         save(
             job.file(SOLVED, unit), is_kept=False, **rest, target=solved.target, splits=splits, objects=solved.objects,
             counts=counts,
         )  # fmt: skip
 
     return work_each("solve", units, one, check=job.check_session, reporter=job.reporter(job.plan.boxes.box))
-
-
-def frame_of(plan: SegmentPlan, unit: int) -> Frame:
-    """Return where the box `unit` lies."""
-    boxes = plan.boxes
-    return Frame(boxes.box(unit), plan.shape, plan.contact, lambda blocks: boxes.has_blocks(unit, blocks))
 
 
 def check_size(plan: SegmentPlan, unit: int, num_nodes: int, num_joins: int, num_edges: int) -> int:
@@ -98,26 +98,10 @@ def check_size(plan: SegmentPlan, unit: int, num_nodes: int, num_joins: int, num
     return BATCH + int(left // ONE_BY_ONE_BYTES)
 
 
-def _part_of_box(job: SegmentJob, unit: int, child: int) -> GraphPart:
-    """Return the graph of a part of the box `unit`."""
-    if job.plan.boxes.level(unit):
-        return GraphPart(**load(job.file(SOLVED, child), PART))
-    return load_block(job, child)
-
-
 def load_block(job: SegmentJob, block: int) -> GraphPart:
     """Return the graph of `block`."""
     table = load_one(job.file(FRAGMENTS, block), "table")
     return GraphPart.from_block(block, table, **load(job.file(EDGES, block), PART[4:]))
-
-
-def _counts_by_slab(job: SegmentJob, unit: int, solved: Solved) -> np.ndarray:
-    """Return how many of the final objects of `unit`, and of the boxes in it, begin in each slab."""
-    boxes = job.plan.boxes
-    counts = np.bincount(solved.objects[:, FIRST] // boxes.slab, minlength=boxes.num_slabs)
-    if boxes.level(unit):
-        counts += sum(load_one(job.file(SOLVED, child), "counts") for child in boxes.children(unit))
-    return counts
 
 
 def number_objects(job: SegmentJob, units: Sequence[int]) -> Record[None]:
@@ -186,7 +170,7 @@ def _labels_of_nodes(job: SegmentJob, unit: int, target: np.ndarray) -> np.ndarr
 
 
 def finish_graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
-    """Write the table of objects, and tell which labels are to be painted; there is one unit."""
+    """Write the table of objects, and return which labels are to be painted; there is one unit."""
 
     def do() -> Objects:
         job.check_session()
@@ -196,11 +180,18 @@ def finish_graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
             digests = load_one(job.file(NAMES, unit), "digests")
             changed += [c for c, digest in zip(boxes.children(unit), digests, strict=True) if digest != painted[c]]
         with whole_file(job.path / TABLE) as partial, partial.open("wb") as file:
-            file.write(heading_csv(plan).encode())
+            headings = HEADINGS if plan.source.voxel_size_nm is not None else HEADINGS[:-3]
+            file.write(f"{','.join(headings)}\n".encode())
             for slab in range(boxes.num_slabs):
                 file.write(job.file(NUMBERS, slab).with_suffix(".csv").read_bytes())
         num = int(load_one(job.file(SOLVED, len(boxes) - 1), "counts").sum())
-        return Objects(num, checksums.checksum(job.path / TABLE), _levels(plan, sorted(changed)))
+        levels, shards = {SHARDS: to_ranges(sorted(changed))}, set(changed)
+        for level in range(1, len(plan.factors)):
+            finer, coarser = plan.shards(level - 1), plan.shards(level)
+            starts = (zip(finer.box(shard).start, plan.step(level), plan.shard, strict=True) for shard in shards)
+            shards = {coarser.number(tuple(a // step // n for a, step, n in each)) for each in starts}
+            levels[f"s{level}"] = to_ranges(sorted(shards))
+        return Objects(num, checksums.checksum(job.path / TABLE), levels)
 
     return work_once("graph", units[0], do, job.reporter(lambda unit: job.plan.box))
 
@@ -212,23 +203,6 @@ def _painted(job: SegmentJob) -> np.ndarray:
         return np.zeros(len(job.plan.blocks), DIGEST)
     with one_thread:
         return np.asarray(np.load(path))
-
-
-def _levels(plan: SegmentPlan, blocks: Sequence[int]) -> dict[str, str]:
-    """Return `blocks` and the coarser shards above them, as ranges by level."""
-    levels = {SHARDS: to_ranges(blocks)}
-    shards = set(blocks)
-    for level in range(1, len(plan.factors)):
-        finer, coarser = plan.shards(level - 1), plan.shards(level)
-        starts = (zip(finer.box(shard).start, plan.step(level), plan.shard, strict=True) for shard in shards)
-        shards = {coarser.number(tuple(a // step // n for a, step, n in each)) for each in starts}
-        levels[f"s{level}"] = to_ranges(sorted(shards))
-    return levels
-
-
-def heading_csv(plan: SegmentPlan) -> str:
-    """Return the first line of the table of objects."""
-    return ",".join(HEADINGS if plan.source.voxel_size_nm is not None else HEADINGS[:-3]) + "\n"
 
 
 def rows_csv(objects: np.ndarray, plan: SegmentPlan, label: int) -> str:

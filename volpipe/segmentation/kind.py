@@ -23,7 +23,7 @@ from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
 from volpipe.stages.kind import Planning, StageCost, StagePlan, fed, voxel_bytes
 from volpipe.stages.needs import ResourceNeeds
 from volpipe.units import count, size
-from volpipe.volumes.storage.chunk_files import count_folders
+from volpipe.volumes.formats.container import array_folders
 
 INTENSITIES = {"same": "grey levels of its input", "raw": "numbers of its own"}  # of a net that is no sigmoid
 METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
@@ -98,7 +98,7 @@ def label_needs(plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
         plan.num_folders,
         plan.scratch_bytes,
         3 * len(plan.blocks),
-        2 + count_folders("zarr3", plan.blocks.counts),
+        2 + array_folders("zarr3").scheme.count_folders(plan.blocks.counts),
         is_measured=False,
     )
 

@@ -21,7 +21,8 @@ from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import boxes
 from volpipe.segmentation.boxes import Boxes
-from volpipe.volumes.formats.precomputed import SEGMENTATION, even_chunk
+from volpipe.volumes.formats.container import folders_of
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.values import check_probabilities, take_sample
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute, with_view
@@ -80,13 +81,14 @@ class SegmentPlan(OutputPlan):
 
     def spec(self, level: int) -> ArraySpec:
         """Return the array of `level`."""
-        choice = self.recipe.output
+        choice, writing = self.recipe.output, format_named(self.format).writing
+        assert writing is not None
         return ArraySpec(
             shape=self.level_shape(level),
             dtype=self.dtype,
             chunks=self.chunk,
             shards=self.shard,
-            codec=SEGMENTATION if self.format == "precomputed" else choice.codec,
+            codec=writing.label_codecs.get(self.dtype.name, choice.codec),
             codec_level=choice.codec_level if choice.codec != "raw" else 0,
         )
 
@@ -97,13 +99,13 @@ class SegmentPlan(OutputPlan):
     def input_box(self, block: int) -> Box:
         """Return the box of the volume that the fragments and edges of `block` rest on."""
         objects = self.recipe.objects
-        halo = (n + 2 for n in objects.smooth) if objects.method == "watershed" else (2, 2, 2)
+        halo = (n + 2 for n in objects.smooth) if objects.is_watershed else (2, 2, 2)
         return self.blocks.box(block).grown(tuple(halo)) & self.box
 
     @property
     def reach(self) -> Shape:
         """Halo of a block in voxels (z, y, x): the context that its tasks read."""
-        if self.kinds == 1:
+        if not self.recipe.objects.is_mutex:
             return self.near
         far = (max(abs(o[axis]) for o in self.recipe.input.offsets) for axis in range(3))
         return tuple(map(max, self.near, far))
@@ -112,23 +114,23 @@ class SegmentPlan(OutputPlan):
     def near(self) -> Shape:
         """Halo of a block's fragments in voxels (z, y, x)."""
         objects = self.recipe.objects
-        return tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else (1, 1, 1)
+        return tuple(n + 2 for n in objects.smooth) if objects.is_watershed else (1, 1, 1)
 
     @property
     def num_channels_read(self) -> int:
         """Channels of the volume that tasks read: of affinities the nearest ones, unless a mutex needs all."""
-        return len(NEAREST) if self.recipe.input.kind == "affinities" and self.kinds == 1 else self.source.num_channels
+        is_nearest = self.recipe.input.is_affinities and not self.recipe.objects.is_mutex
+        return len(NEAREST) if is_nearest else self.source.num_channels
 
     @property
     def kinds(self) -> int:
         """Kinds of affinities that an edge sums: the nearest, and with a mutex the farther ones."""
-        objects = self.recipe.objects
-        return 2 if objects.method == "watershed" and objects.agglomerate == "mutex" else 1
+        return 2 if self.recipe.objects.is_mutex else 1
 
     @property
     def contact(self) -> Shape:
         """How far apart in voxels (z, y, x) two neighbouring fragments may have a voxel."""
-        offsets = self.recipe.input.offsets if self.kinds == 2 else NEAREST
+        offsets = self.recipe.input.offsets if self.recipe.objects.is_mutex else NEAREST
         return tuple(max(abs(offset[axis]) for offset in offsets) for axis in range(3))
 
     @cached_property
@@ -142,7 +144,7 @@ class SegmentPlan(OutputPlan):
         num_voxels = math.prod(min(b + 2 * r, n) for b, r, n in zip(self.block, self.reach, self.shape, strict=True))
         read = self.num_channels_read * (np.dtype(self.source.dtype).itemsize + 1)
         objects = self.recipe.objects
-        work = WORK_BYTES[objects.agglomerate if objects.method == "watershed" else objects.method]
+        work = WORK_BYTES[objects.agglomerate if objects.is_watershed else objects.method]
         return max(num_voxels * (read + work), self._coarse_bytes)
 
     @property
@@ -195,8 +197,8 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: Location, search_path: Path,
     wish = output.chunk if output.chunk != "auto" else (CHUNK,) * 3
     block = output.block if output.block != "auto" else tuple(align_up(edge, c) for c in wish)
     chunk = wish if output.chunk != "auto" else tuple(math.gcd(b, CHUNK) for b in block)
-    if output.chunk == "auto" and output.format == "precomputed":
-        chunk = even_chunk(triple(block))
+    if output.chunk == "auto":
+        chunk = folders_of(output.format).usual_chunk(triple(block)) or chunk
     for axis, b, c in zip("zyx", block, chunk, strict=True):
         if b % c:
             raise PlanError(
@@ -218,7 +220,7 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: Location, search_path: Path,
 
 
 def checked_values(plan: SegmentPlan, volume: Volume) -> SegmentPlan:
-    """Return `plan` with what a sample of `volume` tells of its values.
+    """Return `plan` with notes on its values, by a sample of `volume`.
 
     Raises:
         PlanError: they mean something else than its recipe says.
@@ -237,7 +239,7 @@ def check_offsets(volume: Volume, recipe: SegmentRecipe, stored: object) -> None
     Raises:
         PlanError: naming both.
     """
-    if recipe.input.kind != "affinities" or not isinstance(stored, list | tuple):
+    if not recipe.input.is_affinities or not isinstance(stored, list | tuple):
         return
     expected, actual = [list(offset) for offset in recipe.input.offsets], [list(offset) for offset in stored]
     if expected != actual:
@@ -250,7 +252,7 @@ def check_offsets(volume: Volume, recipe: SegmentRecipe, stored: object) -> None
 def _check_channels(volume: Volume, recipe: SegmentRecipe) -> None:
     """Refuse another number of channels than of offsets, and types that hold no probabilities."""
     choice, num_channels = recipe.input, volume.num_channels
-    if choice.kind == "affinities" and num_channels != len(choice.offsets):
+    if choice.is_affinities and num_channels != len(choice.offsets):
         hint = (
             "; name as many as the net was trained to"
             if num_channels >= len(NEAREST)

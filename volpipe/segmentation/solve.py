@@ -102,7 +102,7 @@ class Frame:
         box: of the graph, in voxels (z, y, x).
         shape: of the volume.
         reach: how far from a face in voxels (z, y, x) a fragment may have a neighbour beyond it.
-        has_blocks: tells of numbers of blocks whether they lie in `box`.
+        has_blocks: returns for numbers of blocks whether they lie in `box`.
     """
 
     box: Box
@@ -133,7 +133,7 @@ def solve(part: GraphPart, frame: Frame, choice: ObjectRules, *, most_edges: int
     graph, edges = _Graph.of(columns, frame)
     is_open = np.ones(graph.num_owners, bool)
     is_open[: len(graph.rows)] = frame.is_border(graph.rows[:, 2:8])
-    if choice.method != "watershed":
+    if not choice.is_watershed:
         return _split(graph, edges, is_open, choice.min_voxels)
     rule = rule_of(choice)
     merged, edges = agglomerate(edges, rule, is_open, graph.voxels, most_edges=most_edges)
@@ -259,7 +259,7 @@ def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 def bytes_needed(num_nodes: int, num_joins: int, num_edges: int, choice: ObjectRules) -> int:
     """Return an upper bound of the memory of `solve`, in bytes, if few nodes in a row are merged one by one."""
-    if choice.method != "watershed":
+    if not choice.is_watershed:
         return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES
     edges = num_edges * EDGE_BYTES[choice.agglomerate] + min(num_edges, BATCH) * ONE_BY_ONE_BYTES
     return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES + edges

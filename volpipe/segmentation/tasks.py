@@ -80,11 +80,11 @@ class SegmentJob:
         check_holder(self.path, self.session)
 
     def reporter(self, box: Callable[[int], Box]) -> Reporter:
-        """Return what tells of a task, whose units have such a box (z, y, x), in the sign of its worker."""
+        """Return the reporter of a task, to whose units `box` gives the box (z, y, x) that it works on."""
         return Reporter(self.path, self.session, box)
 
     def read(self, block: int) -> tuple[VoxelBox, str]:
-        """Return the voxels of the volume that the tasks of `block` rest on, and their fingerprint."""
+        """Return the voxels of the volume that the tasks of `block` read, and their fingerprint."""
         box, reader = self.plan.input_box(block), self.plan.source.as_planned().open(session=self.session)
         voxels, fingerprint = read_known(reader, box, num_channels=self.plan.num_channels_read)
         return VoxelBox(box, voxels), fingerprint
@@ -140,11 +140,11 @@ class Objects(TakesBack):
     painted: dict[str, str] = field(default_factory=dict)
 
     def remainder(self) -> Remainder:
-        """Return what takes back the labels that are to be written; see `TakesBack`."""
+        """Return the remainder of the labels that are to be written; see `TakesBack`."""
         return remainder(self.painted)
 
     def noted(self) -> Self:
-        """Return it without them."""
+        """Return the result without `painted`, as a journal notes it."""
         return dataclasses.replace(self, painted={})
 
 
@@ -173,7 +173,7 @@ def submitter(pool: WorkerPool, job: SegmentJob, stage: str, units: Sequence[int
 
 
 def prepare(job: SegmentJob) -> None:
-    """Create the folders and the array that tasks write to, unless they exist; one of a volume that grew grows."""
+    """Create the folders and the array that tasks write to, unless they exist; the array grows with its volume."""
     plan = job.plan
     for stage in (FRAGMENTS, EDGES, SOLVED, NUMBERS, NAMES):
         (job.path / stage).mkdir(exist_ok=True)
@@ -205,7 +205,7 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
     def one(block: int) -> EdgeCounts:
         near, result, seen = Neighbourhood.load(job, block), _NO_EDGES, tuple[tuple[int, str], ...]()
         joins = near.joined_ids(load_one(job.file(FRAGMENTS, block), "joins"))
-        if job.plan.recipe.objects.method == "watershed":
+        if job.plan.recipe.objects.is_watershed:
             voxels, fingerprint = job.read(block)
             result, seen = near.edges(voxels), ((block, fingerprint),)
         job.check_session()
@@ -221,7 +221,7 @@ _NO_EDGES = Edges(*(np.zeros((0, columns), np.int64) for columns in (2, 2, 1)))
 
 
 def note_painted(folder: Path, digests: np.ndarray) -> None:
-    """Tell the task of the graph which labels are painted, by the digest of each block; b"" of none."""
+    """Write the digests of the painted labels of each block, b"" of none, for the task of the graph."""
     data = io.BytesIO()
     np.save(data, digests)
     atomic_write(folder / PAINTED, data.getvalue())
@@ -231,7 +231,14 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write the labels of blocks `units` to the output."""
 
     def make(block: int) -> Callable[[], Painted]:
-        labels, digest = _labels_of_block(job, block)
+        plan, boxes = job.plan, job.plan.boxes
+        unit = next(boxes.around(block))
+        names, place = load(job.file(NAMES, unit), (str(block), "ids", "digests")), boxes.children(unit).index(block)
+        label = np.concatenate([np.zeros(1, plan.dtype), names[str(block)]])
+        ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
+        if hash_voxels(ids) != str(names["ids"][place]):
+            raise ValueError(f"the fragments of {plan.blocks.box(block)} in {job.path / IDS} are damaged; use --fresh")
+        labels, digest = np.asarray(label[ids])[np.newaxis], names["digests"][place].decode()
         return lambda: Painted(_write_shard(job, block, labels).checksums, labels=((block, digest),))
 
     def joined(parts: Sequence[Painted]) -> Painted:
@@ -240,18 +247,6 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
 
     making = Making(make, shards_behind(job.plan))
     return work_behind("paint", units, making, joined, job.check_session, _shard_reporter(job))
-
-
-def _labels_of_block(job: SegmentJob, block: int) -> tuple[np.ndarray, str]:
-    """Return the labels (1, z, y, x) of `block`, and their digest."""
-    plan, boxes = job.plan, job.plan.boxes
-    unit = next(boxes.around(block))
-    names, place = load(job.file(NAMES, unit), (str(block), "ids", "digests")), boxes.children(unit).index(block)
-    label = np.concatenate([np.zeros(1, plan.dtype), names[str(block)]])
-    ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
-    if hash_voxels(ids) != str(names["ids"][place]):
-        raise ValueError(f"the fragments of {plan.blocks.box(block)} in {job.path / IDS} are damaged; use --fresh")
-    return np.asarray(label[ids])[np.newaxis], names["digests"][place].decode()
 
 
 def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
@@ -344,7 +339,7 @@ class Neighbourhood:
         inner = self.own.relative_to(wide.start).slices
         near = nearest_affinities(plan, probabilities, wide)[:, *inner]
         parts = [self._between(k, offset, near[k], 0) for k, offset in enumerate(NEAREST)]
-        if objects.agglomerate == "mutex":
+        if objects.is_mutex:
             far = enumerate(plan.recipe.input.offsets[len(NEAREST) :], len(NEAREST))
             parts += [self._between(k, offset, probabilities[k][inner], 1) for k, offset in far]
         columns = zip(*((part.pairs, part.sums, part.first) for part in parts), strict=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.journal import Journal, Record
+from volpipe.blockwise.journal import Record
 from volpipe.blockwise.work import Steps
 from volpipe.geometry.grid import Box
 from volpipe.runs.comparison import Comparison
@@ -47,20 +47,19 @@ def update_steps(work: Work, session: WorkSession, compared: Comparison) -> Step
     """
     log.info("looking for what has changed in %s", work.plan.source.path)
     job = SegmentJob(str(work.folder.path), work.plan.identity, session.name)
-    changed = yield from changed_blocks(session, compared, lambda pool: partial(submitter, pool, job))
-    return _take_back(work, session.journal, np.flatnonzero(changed).tolist())
-
-
-def _take_back(work: Work, journal: Journal, changed: list[int]) -> Updated | None:
+    is_changed = yield from changed_blocks(session, compared, lambda pool: partial(submitter, pool, job))
+    changed: list[int] = np.flatnonzero(is_changed).tolist()
     if not changed:
         return None
     plan, folder = work.plan, work.folder.path
-    blocks, edges = set(changed) | _lost(folder, FRAGMENTS, plan), _near(plan, changed) | _lost(folder, EDGES, plan)
-    boxes = {unit for block in blocks | edges for unit in plan.boxes.around(block)} | _unsolved(folder, plan)
+    blocks = set(changed) | _missing_files(folder, FRAGMENTS, plan)
+    edges = _near(plan, changed) | _missing_files(folder, EDGES, plan)
+    boxes = {unit for block in blocks | edges for unit in plan.boxes.around(block)}
+    boxes |= {unit for unit in range(len(plan.boxes)) if not (folder / SOLVED / f"{unit}.npz").is_file()}
     taken = {SEEN: to_ranges(changed)} | _taken(plan, blocks, edges, boxes)
     work.before_change()
     update = Updated(time.time(), len(changed), len(blocks), len(plan.blocks), taken=taken)
-    journal.append(Record(STAGE, (), result=update))
+    session.journal.append(Record(STAGE, (), result=update))
     log.info("%s", update)
     return update
 
@@ -72,18 +71,13 @@ def _taken(plan: SegmentPlan, blocks: Iterable[int], edges: Iterable[int], boxes
     return own | {stage: to_ranges(range(size)) for stage, size in sizes.items()}
 
 
-def _unsolved(folder: Path, plan: SegmentPlan) -> set[int]:
-    """Return the boxes whose file is gone."""
-    return {unit for unit in range(len(plan.boxes)) if not (folder / SOLVED / f"{unit}.npz").is_file()}
-
-
 def _near(plan: SegmentPlan, blocks: Iterable[int]) -> set[int]:
     """Return the blocks whose edges rest on the fragments of `blocks`."""
     return {near for block in blocks for near in plan.blocks.touching(plan.around(block))}
 
 
-def _lost(folder: Path, stage: str, plan: SegmentPlan) -> set[int]:
-    """Return the blocks whose file of `stage`, or array of fragments, is gone: only updates keep them."""
+def _missing_files(folder: Path, stage: str, plan: SegmentPlan) -> set[int]:
+    """Return the blocks whose file of `stage`, or array of fragments, is not there: only updates keep these."""
     if not (folder / IDS).is_dir() or not (folder / stage).is_dir():
         return set(range(len(plan.blocks)))
     with os.scandir(folder / stage) as files:
@@ -97,8 +91,8 @@ def follow(work: Work, before: SegmentPlan) -> Updated:
     changed, edges = set(_changed_boxes(before, plan, "input_box")), set(_changed_boxes(before, plan, "around"))
     if before.shape[1:] != plan.shape[1:]:  # voxels, and so fragments, are numbered in C order of the volume
         changed = edges = set(_changed_boxes(before, plan, ""))
-    blocks = changed | _lost(work.folder.path, FRAGMENTS, before)
-    edges |= _lost(work.folder.path, EDGES, before)
+    blocks = changed | _missing_files(work.folder.path, FRAGMENTS, before)
+    edges |= _missing_files(work.folder.path, EDGES, before)
     shapes = (" × ".join(map(str, each.source.shape)) for each in (before, plan))
     boxes = range(max(len(before.boxes), len(plan.boxes)))
     taken = {SEEN: to_ranges(sorted(changed))} | _taken(plan, blocks, edges | _near(plan, changed), boxes)

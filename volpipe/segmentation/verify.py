@@ -14,7 +14,7 @@ from volpipe.inference.output_plan import level_key
 from volpipe.runs.verify import Recomputed
 from volpipe.segmentation.fragments import find_fragments
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.volumes.volume import Reader, open_writer
+from volpipe.volumes.volume import open_writer
 
 
 def recompute_labels(plan: SegmentPlan, blocks: Sequence[int], num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
@@ -25,18 +25,6 @@ def recompute_labels(plan: SegmentPlan, blocks: Sequence[int], num_blocks: int, 
     Raises:
         RunError: the input volume has another shape or type now.
     """
-    reader = _reader(plan)
-    rng = np.random.default_rng(seed)
-    sample = rng.choice(blocks, size=min(num_blocks, len(blocks)), replace=False)
-    for block in sorted(map(int, sample)):
-        box = plan.blocks.box(block)
-        labels = open_writer(plan.out, level_key(0)).read(box)
-        ids = find_fragments(plan, reader, block).ids
-        yield Recomputed(block, box, num_misfits(ids, labels, plan.recipe.objects.min_voxels))
-
-
-def _reader(plan: SegmentPlan) -> Reader:
-    """Return a reader of the input volume, refusing another shape or type than planned."""
     volume, source = plan.source.volume(), plan.source
     expected = (source.num_channels, *source.shape), source.dtype
     actual = (volume.num_channels, *volume.spatial_shape), str(volume.dtype)
@@ -45,7 +33,14 @@ def _reader(plan: SegmentPlan) -> Reader:
             f"{volume} is {actual[1]} {actual[0]} (c, z, y, x), its labels are of {expected[1]} {expected[0]}; put "
             "that back, or segment what is there with --fresh"
         )
-    return volume.open()
+    reader = volume.open()
+    rng = np.random.default_rng(seed)
+    sample = rng.choice(blocks, size=min(num_blocks, len(blocks)), replace=False)
+    for block in sorted(map(int, sample)):
+        box = plan.blocks.box(block)
+        labels = open_writer(plan.out, level_key(0)).read(box)
+        ids = find_fragments(plan, reader, block).ids
+        yield Recomputed(block, box, num_misfits(ids, labels, plan.recipe.objects.min_voxels))
 
 
 def num_misfits(ids: np.ndarray, labels: np.ndarray, min_voxels: int) -> int:

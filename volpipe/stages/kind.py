@@ -233,9 +233,9 @@ class StagePlan(ABC):
         assert self.maker is not None
         return self.maker(self.plan, options, listener, self.folder)
 
-    def output_work(self) -> OutputWork[Any, Any] | None:
+    def output_work(self, options: RunOptions = PLAIN) -> OutputWork[Any, Any] | None:
         """Return its work, where that makes a volume; else None."""
-        return None if self.maker is None else self.maker(self.plan, folder=self.folder)
+        return None if self.maker is None else self.maker(self.plan, options, folder=self.folder)
 
     @property
     def voxels_per_block(self) -> float:

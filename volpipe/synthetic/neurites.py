@@ -48,8 +48,8 @@ class Rods:
         fields = (self.start[:, index], self.along[:, index], self.length[index], self.radius[index])
         return Rods(*fields, self.cell[index], self.mitochondrion[index], self.roots)
 
-    def seen_from(self, origin: Array) -> Rods:
-        """Return the same rods in coordinates that count from `origin` (3,) nm."""
+    def counted_from(self, origin: Array) -> Rods:
+        """Return the rods in coordinates that count from `origin` (3,) nm."""
         return replace(self, start=self.start - origin[:, None])
 
     def deciding(self, point: Axes) -> Rods:
@@ -60,8 +60,8 @@ class Rods:
         distance, spread = self._from_centre(point)
         distance -= self.radius
         first = distance.argmin()
-        rival = np.where(self.cell == self.cell[first], np.inf, distance).min()
-        limit = min(rival, distance[first] + 2 * RANGE)
+        other = np.where(self.cell == self.cell[first], np.inf, distance).min()
+        limit = min(other, distance[first] + 2 * RANGE)
         return self[np.flatnonzero(distance <= limit + 2 * spread)]
 
     def filled(self, point: Axes) -> Rods:
@@ -96,7 +96,10 @@ def rods_near(seed: int, low: Array, high: Array) -> Rods:
     last = np.floor((high + reach) / _NODE_SPACING).astype(np.int64) + 1
     grid = np.meshgrid(*(np.arange(a, b + 1) for a, b in zip(first, last, strict=True)), indexing="ij")
     nodes = np.stack([axis.ravel() for axis in grid])
-    roots, cell = np.unique(_chain_end(seed, nodes), axis=1, return_inverse=True)
+    ends = nodes  # of the chain of each node, which identify the cell
+    for _ in range(_MAX_CHAIN):
+        ends = _next_node(seed, ends)
+    roots, cell = np.unique(ends, axis=1, return_inverse=True)
     order = np.argsort(cell.ravel(), kind="stable")
     nodes, cell = nodes[:, order], cell.ravel()[order]
 
@@ -141,13 +144,6 @@ def _next_node(seed: int, nodes: Array) -> Array:
     choice = np.where(uniform(seed, Stream.OWN_WAY, nodes) < _TRACT_SHARE, tract, own)
     step = _STEPS[:, (choice * _STEPS.shape[1]).astype(np.int64)]
     return np.where(uniform(seed, Stream.ROOT, nodes) < _ROOT_SHARE, nodes, nodes + step)
-
-
-def _chain_end(seed: int, nodes: Array) -> Array:
-    """Return the node (3, n) at the end of each node's chain; it identifies the cell."""
-    for _ in range(_MAX_CHAIN):
-        nodes = _next_node(seed, nodes)
-    return nodes
 
 
 def number_cells(roots: Array, shape: tuple[int, int, int], voxel_size_nm: tuple[float, float, float]) -> Array:

@@ -40,18 +40,13 @@ def paint(tissue: Tissue) -> Array:
     _cover(grey, 62.0, _ramp(tissue.mitochondrion, 4.0, -4.0), plus=between_folds * 60)
     _cover(grey, 40.0, _ramp(np.abs(tissue.mitochondrion), 10.0, 3.0))
     place = smooth(seed, Stream.PLACE, at, 260.0)
-    _cover(grey, 90.0, _sheets(tissue, place))
+    reticulum = _ramp(np.abs(smooth(seed, Stream.RETICULUM, at, 150.0)), 0.035, 0.012)
+    reticulum = reticulum * _ramp(place, 0.12, 0.25) * _ramp(tissue.wall, 18.0, 28.0)
+    _cover(grey, 90.0, reticulum * _ramp(tissue.mitochondrion, 10.0, 20.0) * 0.7)
     _cover(grey, 25.0, _ramp(tissue.wall, 34.0, 12.0) * _ramp(place, -0.30, -0.42))
     _cover(grey, 38.0, _ramp(tissue.wall, 15.0, 6.0))
     lit: Array = grey * (smooth(seed, Stream.SHADING, at, 2500.0) * 0.2 + 1.0)
     return lit
-
-
-def _sheets(tissue: Tissue, place: Array) -> Array:
-    """Return the share (z, y, x), float32 in 0 to 0.7, of endoplasmic reticulum in each voxel."""
-    cover = _ramp(np.abs(smooth(tissue.seed, Stream.RETICULUM, tissue.at, 150.0)), 0.035, 0.012)
-    cover = cover * _ramp(place, 0.12, 0.25) * _ramp(tissue.wall, 18.0, 28.0)
-    return cover * _ramp(tissue.mitochondrion, 10.0, 20.0) * 0.7
 
 
 def _cover(grey: Array, level: float, weight: Array, plus: Array | float = 0.0) -> None:

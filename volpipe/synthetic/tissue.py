@@ -72,7 +72,7 @@ def grow(seed: int, box: Box, voxel_size_nm: tuple[float, float, float]) -> Tiss
         origin = tuple(a // b * b for a, b in zip(brick.start, _BRICK, strict=True))
         z, y, x = (axis.astype(np.float32) for axis in _positions(brick.relative_to(origin), voxel_size_nm))
         point = (z[:, None, None] + bend[0][inside], y[:, None] + bend[1][inside], x + bend[2][inside])
-        moved = rods.seen_from(np.array(origin) * np.array(voxel_size_nm))
+        moved = rods.counted_from(np.array(origin) * np.array(voxel_size_nm))
         _divide(tissue, inside, moved, point)
         _fill_mitochondria(tissue, inside, moved, point)
     core = (slice(1, -1),) * 3

@@ -122,23 +122,9 @@ def write_sample(
     Raises:
         VolumeError: `path` holds one of the arrays with other metadata.
     """
-    from volpipe.volumes.completeness import mark_complete
-    from volpipe.volumes.convert import in_processes
-
-    _create_arrays(path, sample, chunk, format)
-    boxes = Grid(sample.shape, (2 * chunk,) * 3)
-    written = in_processes(partial(_write_box, path, sample, boxes), range(len(boxes)), workers, path)
-    for done, _ in enumerate(written, start=1):
-        if on_progress is not None:
-            on_progress(done, len(boxes))
-    for key in KEYS:
-        mark_complete(path, format, key=key)
-
-
-def _create_arrays(path: Path, sample: Sample, chunk: int, format: str) -> None:
-    """Write the metadata of both arrays, and that they are incomplete; every reader of N5 and Zarr has the codec."""
     from volpipe.runs.presence import COMMAND
-    from volpipe.volumes.completeness import mark_incomplete
+    from volpipe.volumes.completeness import mark_complete, mark_incomplete
+    from volpipe.volumes.convert import in_processes
     from volpipe.volumes.formats.container import read_header
     from volpipe.volumes.volume import ArraySpec, create_array
 
@@ -147,11 +133,18 @@ def _create_arrays(path: Path, sample: Sample, chunk: int, format: str) -> None:
     attributes = {"resolution": list(size), "units": ["nm"] * 3, "seed": sample.seed}
     if sample.noise != 1:
         attributes["noise"] = sample.noise
-    for key, dtype in KEYS.items():
-        if format == "n5" and read_header(path / key) is None:  # its attributes may be there before the array
-            mark_incomplete(path, format, COMMAND.completing, key=key)
-        create_array(path, key, ArraySpec(sample.shape, dtype, chunks, codec="gzip", attributes=attributes), format)
-        mark_incomplete(path, format, COMMAND.completing, key=key)
+    for array, dtype in KEYS.items():
+        if format == "n5" and read_header(path / array) is None:  # its attributes may be there before the array
+            mark_incomplete(path, format, COMMAND.completing, key=array)
+        create_array(path, array, ArraySpec(sample.shape, dtype, chunks, codec="gzip", attributes=attributes), format)
+        mark_incomplete(path, format, COMMAND.completing, key=array)
+    boxes = Grid(sample.shape, (2 * chunk,) * 3)
+    written = in_processes(partial(_write_box, path, sample, boxes), range(len(boxes)), workers, path)
+    for done, _ in enumerate(written, start=1):
+        if on_progress is not None:
+            on_progress(done, len(boxes))
+    for key in KEYS:
+        mark_complete(path, format, key=key)
 
 
 def _write_box(path: Path, sample: Sample, boxes: Grid, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The adversary of a training: a discriminator that learns to tell outputs from truth, and the losses of both nets.
+"""The adversary of a training: a discriminator that learns to part outputs from truth, and the losses of both nets.
 
 Not here: the discriminator's layers (models.srgan3d), or its schedule (loop). Least squares as in Mao et al. 2017
 (arXiv 1611.04076): the targets of its logits are 1 for the truth and 0 for outputs.
@@ -51,7 +51,7 @@ class Discriminator:
         self.optimiser.load_state_dict(state["optimiser"])
 
     def generator_loss(self, outputs: Tensor, inputs: Tensor, scale: Triple) -> Tensor:
-        """Return the loss of the net whose `outputs` are told from truth; the discriminator gets no gradient."""
+        """Return the loss of the net whose `outputs` are to pass for truth; the discriminator gets no gradient."""
         self.net.requires_grad_(False)
         logits = self.net(self._conditioned(outputs, inputs, scale))
         self.net.requires_grad_(True)

@@ -4,7 +4,7 @@ Not here: the steps (loop), or sending the tasks (driver). Rank 0 listens on a f
 the driver, and writes host and port into the training's folder. The other ranks wait for that file. In a pod whose
 service gives it a name, rank 0 writes the name too; where it resolves, the others connect to it. Gradients travel by
 gloo, or by NCCL where each rank has a GPU of its own. A gloo rank that dies closes its connections, so that the others
-end at once. A lost machine, or a lost NCCL rank, is noticed after `TALK_SECONDS`: neither group can be aborted from
+end at once. A machine, or an NCCL rank, that is gone is noticed after `TALK_SECONDS`: neither group can be aborted from
 outside.
 """
 
@@ -42,12 +42,12 @@ Check = Callable[[], None]
 
 
 class PeerLost(RunError):
-    """Another rank is gone, so that this one cannot go on; the reason is that rank's to report."""
+    """Another rank has ended, so that this one cannot go on; that rank reports the reason."""
 
 
 @dataclass
 class RankGroup:
-    """The process group of a training, seen from one rank; of a single rank, every collective is the identity.
+    """The process group of a training, in one rank; of a single rank, every collective is the identity.
 
     Attributes:
         rank: number of this rank, from 0. Rank 0 alone writes files.
@@ -96,20 +96,20 @@ class RankGroup:
         self.average([values])
         return dict(zip(numbers, values.tolist(), strict=True))
 
-    def from_rank_zero(self, subject: str, number: int) -> int:
-        """Return rank 0's `number`, published as `subject`; the other ranks wait for it, however long it takes."""
+    def from_rank_zero(self, key: str, number: int) -> int:
+        """Return rank 0's `number`, published as `key`; the other ranks wait for it, however long it takes."""
         if self.size == 1:
             return number
         with _translate_errors(self):
             if self.is_rank_zero:
-                self._store.set(subject, str(number))
+                self._store.set(key, str(number))
                 return number
             pause = LOOK_SECONDS / 100
-            while not self._store.check([subject]):
+            while not self._store.check([key]):
                 self.check()
                 time.sleep(pause)
                 pause = min(2 * pause, LOOK_SECONDS)
-            return int(self._store.get(subject))
+            return int(self._store.get(key))
 
     def close(self) -> None:
         """Close the connections, so that no other rank waits for this one."""

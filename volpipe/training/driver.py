@@ -37,6 +37,7 @@ from volpipe.reporting.page import REPORT
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import Ending
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.standing import Act, Asked, Standing, WorkState
 from volpipe.runs.work import Counts, HeldWork
 from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data, identities
@@ -170,12 +171,37 @@ def claim_folder(folder: RunFolder, file: str, *, fresh: bool) -> None:
     Raises:
         RunError: with one of the files.
     """
-    path = folder.path
     if fresh:
         folder.clear()
+    if occupied := others_in(folder.path, file):
+        raise occupied
+
+
+def others_in(path: Path, file: str) -> RunError | None:
+    """Return the refusal of a folder that holds other files than a training's, and no `file`, by which it is known."""
     others = [entry.name for entry in path.iterdir() if entry.name not in BOOKKEEPING]
-    if others and not (path / file).is_file():
-        raise RunError(f"{path} holds {others[0]} and no {file}; choose another --out, or use --fresh to delete it")
+    if not others or (path / file).is_file():
+        return None
+    return RunError(f"{path} holds {others[0]} and no {file}; choose another --out, or use --fresh to delete it")
+
+
+def training_standing(folder: Path, training: Training) -> Standing:
+    """Return how the training in `folder` stands to `training`; of its volumes nothing is compared."""
+    if occupied := others_in(folder, TRAINING_FILE):
+        return Standing(WorkState.OCCUPIED, occupied)
+    try:
+        old, step = Training.load(folder), newest_step(folder)
+    except RunError as error:
+        return Standing(WorkState.DAMAGED, error)
+    if old is None:
+        return Standing(WorkState.FRESH)
+    if not step:
+        return Standing(WorkState.UNSTARTED if old.recipe == training.recipe else WorkState.SUPERSEDED)
+    try:
+        old.check_same(training, step)
+    except RecipeError as error:
+        return Standing(WorkState.OUTDATED, error)
+    return Standing(WorkState.COMPLETE if is_complete(folder, training.recipe) else WorkState.BEGUN)
 
 
 def training_work(
@@ -210,12 +236,15 @@ def _claim_training(
         RecipeError: with the keys that differ, or the net whose code does.
         RunError: with what differs of a volume.
     """
-    claim_folder(folder, TRAINING_FILE, fresh=fresh)
-    recipe, old, step, file = training.recipe, Training.load(folder.path), newest_step(folder.path), folder.inputs
-    check_continued(folder.path, training)
-    if old is not None and not step and old.recipe != recipe:
+    asked, standing = Asked.FRESH if fresh else Asked.RESUME, training_standing(folder.path, training)
+    act = standing.act(asked)
+    if act is Act.REFUSE:
+        raise standing.refusal_of(asked)
+    if act is Act.CLEAR:
         folder.clear()
-    is_begun, was_complete = bool(old is not None and step), is_complete(folder.path, recipe)
+        standing = Standing(WorkState.FRESH)
+    recipe, file, was_complete = training.recipe, folder.inputs, standing.state is WorkState.COMPLETE
+    is_begun = was_complete or standing.state is WorkState.BEGUN
     may_continue = is_begun and recipe.train.continue_steps and not training.is_trial
     if was_complete and not may_continue:
         return
@@ -227,8 +256,8 @@ def _claim_training(
         raise
     if changed := input_changes(file, inputs, accept=same_input) if may_continue else {}:
         check_recipes([recipe], Path(training.search_path))
-        (folder.path / WEIGHTS).unlink(missing_ok=True)  # first, for they tell that it is complete
-        further = training.resumed(folder.path).continued(step, changed)
+        (folder.path / WEIGHTS).unlink(missing_ok=True)  # first, for by them it is complete
+        further = training.resumed(folder.path).continued(newest_step(folder.path), changed)
         steps, last = further.recipe.train.steps, further.rounds[-1]
         log.warning("the training continues to step %d, %s", steps, last, extra=NOTICE)
         further.store(folder.path)  # before the identities: after a kill between the two, this round is begun again
@@ -248,7 +277,7 @@ def check_continued(folder: Path, training: Training) -> None:
 def _take_steps(
     folder: RunFolder, training: Training, on_step: OnStep, session: str, presence: Presence
 ) -> Steps[TrainingResult]:
-    """Take the steps that are left, and return how that ended."""
+    """Take the steps that are left, and return the result."""
     path = folder.path
     training = training.resumed(path)
     recipe = training.recipe
@@ -355,9 +384,9 @@ class _Attempts:
                 log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, self.ranks, reason)
 
     def _line_of(self, rank: int, task: Task) -> Record[Any]:  # Any: a result, or an attempt
-        """Return the line of a journal for what a rank did in the newest attempt."""
+        """Return the record of a rank's newest attempt for the journal."""
         error = task.exception()
-        if error is not None:  # its worker was lost
+        if error is not None:  # its worker ended
             usage, reason = (
                 Usage(started=self.sent, seconds=time.time() - self.sent),
                 f"{type(error).__name__}: {error}",
@@ -369,7 +398,7 @@ class _Attempts:
         return Record(STAGE, (), result=Attempt((rank,), reason, self.num_sent), usage=usage)
 
     def _abandon(self, attempt: str) -> None:
-        """Let ranks of an attempt that still run end, and those that wait for a worker not begin."""
+        """Write the file that ends the running ranks of `attempt`, and keeps waiting ones from beginning."""
         try:
             (self.folder / ABANDONED).write_text(attempt, encoding="utf-8")
         except OSError as error:  # they notice by themselves, later
@@ -377,7 +406,7 @@ class _Attempts:
 
 
 def joined(tasks: Sequence[Task], on_failure: Callable[[], None]) -> Task:
-    """Return the outcome of all ranks, as of one unit: that of the rank to blame.
+    """Return a task with the outcome of all ranks: that of the rank which is to blame.
 
     `on_failure` is called as one fails while others run.
     """
@@ -403,7 +432,7 @@ def joined(tasks: Sequence[Task], on_failure: Callable[[], None]) -> Task:
 
 
 def _blame(task: Task) -> int:
-    """Return how much a rank is to blame for the end of its attempt: 0 not, 1 it lost another rank, 2 it was lost."""
+    """Return a rank's blame for the end of its attempt: 0 none, 1 another ended, 2 its worker ended, 3 or 4 failed."""
     if task.exception() is not None:
         return 2
     record = task.result()

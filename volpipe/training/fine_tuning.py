@@ -107,7 +107,7 @@ def fine_tuning(
 
 
 def _typed(start: StartingWeights, data: Data, settings: Sequence[str], steps: int) -> TrainRecipe:
-    """Return the recipe for so many `steps`, what depends on the volume still open."""
+    """Return the recipe for so many `steps`; keys that depend on the volume are still open."""
     old = start.training
     tree: dict[str, Any] = old.model_dump(mode="json")  # Any: TOML values
     tree |= {"data": [data.model_dump()], **start.run.model_dump(mode="json", include={"net", "normalise"})}
@@ -157,7 +157,7 @@ def _with_choices(recipe: TrainRecipe, start: StartingWeights, search_path: str)
 
 
 def _with_grey_levels(recipe: TrainRecipe, start: StartingWeights, volume: Volume) -> TrainRecipe:
-    """Return `recipe` with the grey levels that a run would take for -1 and 1, in numbers, by a sample of `volume`.
+    """Return `recipe` with the grey levels of `volume`, by a sample, that a run would map to -1 and 1.
 
     Those that the volumes of `start` had stay where the net would see such numbers of this one, too.
     """

@@ -27,7 +27,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 VERSION = b"brain.Event:2"
 SCORES = ("psnr", "auc", "mean dice")  # keys of a validation, one for each kind; higher is better
 CHANCE = 0.6  # an AUC below it: of shuffled labels it is 0.5, of nets of any use 0.8 and more
-PACE_BYTES, PACE_SECONDS = 1 << 16, 120.0  # of the end of the log, by which the speed is told
+PACE_BYTES, PACE_SECONDS = 1 << 16, 120.0  # of the end of the log, by which the speed is measured
 
 Write = Callable[[Mapping[str, float]], None]  # of an entry
 
@@ -90,7 +90,7 @@ def read_scores(folder: Path) -> list[tuple[int, float]]:
 
 
 def no_better(folder: Path) -> str:
-    """Return that a training has made no better weights than those that it began with, as a sentence; "" otherwise."""
+    """Return a sentence if the weights of a training are no better than those that it began with; "" otherwise."""
     scores = read_scores(folder)
     if len(scores) < 2 or scores[0][0] or scores[-1][1] > scores[0][1]:
         return ""
@@ -102,7 +102,7 @@ def no_better(folder: Path) -> str:
 
 
 def near_chance(folder: Path) -> str:
-    """Return that a training has learned nothing of its labels by its last score, as a sentence; "" otherwise."""
+    """Return a sentence if the last score of a training on labels is near chance; "" otherwise."""
     aucs = [entry["auc"] for entry in read_log(folder, lambda line: '"auc"' in line)]
     if not aucs or not aucs[-1] < CHANCE:
         return ""

@@ -141,7 +141,7 @@ def train(
         group: the ranks that take each step together.
         is_trial: whether other trainings of this node read the same volumes.
         begun: the step at which the learning rate's schedule began.
-        net: what tells the net from others, as the training began.
+        net: the identity of the net as the training began.
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
@@ -323,7 +323,12 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         outputs = state.net(inputs)
     margin = recipe.samples.margin
     outputs, truth = cropped(outputs.float(), margin, scale), cropped(truth, margin, scale)
-    _check_shape(recipe, outputs, truth)
+    shape = (len(truth), len(recipe.classes.names) if recipe.learns_classes else truth.shape[1], *truth.shape[2:])
+    if outputs.shape != shape:
+        raise RecipeError(
+            f"net {recipe.net.name} gave {tuple(outputs.shape)} (n, c, z, y, x), {shape} are learnt; correct what it, "
+            "or [net], declares of its channels, scale and margin"
+        )
     terms = loss_terms(weights, outputs, truth, logits=state.logits)
     if recipe.loss.consistency:
         terms["consistency"] = consistency(outputs, cropped(inputs, margin), scale)
@@ -339,16 +344,6 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         share = 1 / choice.accumulate
         entry["judge"] = discriminator.discriminator_loss(outputs, truth, cropped(inputs, margin), scale, share)
     return entry
-
-
-def _check_shape(recipe: TrainRecipe, outputs: Tensor, truth: Tensor) -> None:
-    """Refuse `outputs` of a net that declares other shapes than it gives: losses would stretch them to the `truth`."""
-    shape = (len(truth), len(recipe.classes.names) if recipe.learns_classes else truth.shape[1], *truth.shape[2:])
-    if outputs.shape != shape:
-        raise RecipeError(
-            f"net {recipe.net.name} gave {tuple(outputs.shape)} (n, c, z, y, x), {shape} are learnt; correct what it, "
-            "or [net], declares of its channels, scale and margin"
-        )
 
 
 def _update(state: TrainState, choice: Steps) -> Tensor:
@@ -447,7 +442,7 @@ def checkpoint_at(folder: Path, step: int) -> Path:
 
 
 def store_trained(recipe: TrainRecipe, scale: Triple, folder: Path, search_path: str) -> None:
-    """Write what the weights in `folder` learned from beside them, before they are there."""
+    """Write the file in `folder` that describes the training of its weights, before the weights."""
     try:
         learned_from(recipe, scale, search_path).store(folder / WEIGHTS)
     except (VolpipeError, OSError) as error:  # the weights are worth more

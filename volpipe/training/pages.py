@@ -6,6 +6,7 @@ Nothing is computed: torch is not needed.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,7 +55,9 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     training = Training.load(folder.path)
     if training is None:
         raise RunError(f"{folder.path} holds no training")
-    recipe, entries, newest = training.recipe, _log_entries(folder.path), newest_step(folder.path)
+    recipe, newest, entries = training.recipe, newest_step(folder.path), list[dict[str, float]]()
+    with contextlib.suppress(ValueError):  # a damaged log
+        entries = read_log(folder.path)
     schedule = Schedule(Stage(STAGE, recipe.train.ranks, marked=False))
     taken = Taken.read(folder, lambda: schedule, (RankResult,))
     done = max([newest, *(int(entry["step"]) for entry in entries[-1:])])
@@ -91,14 +94,6 @@ def changed_keys(recipe: RecipeSection) -> dict[str, str]:
             values = table if isinstance(table, Mapping) else {"": table}
             entries |= {f"{prefix}.{key}".rstrip("."): toml(value) for key, value in values.items()}
     return entries
-
-
-def _log_entries(folder: Path) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the log of a training; none where it is damaged, which its own page says nothing of."""
-    try:
-        return list(read_log(folder))
-    except ValueError:
-        return []
 
 
 def _scores(entries: Sequence[Mapping[str, Any]]) -> list[Item]:
@@ -170,7 +165,10 @@ def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Ch
 
 def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
     """Yield inputs, predictions (of weights to start from, and the newest) and truth of held-out windows, if stored."""
-    predictions = _predictions(folder)
+    known = {Path(SOURCE_KEY).name, Path(TRUTH_KEY).name}
+    labels = [path for path in (folder / TENSORS / "tensors").glob("*") if path.is_dir() and path.name not in known]
+    paths = [path for label in labels for path in label.glob("[0-9]*") if path.name.isdecimal()]
+    predictions = {int(path.name): str(path.relative_to(folder / TENSORS)) for path in paths}
     if not predictions:
         yield Sentence(
             "No pictures of held-out windows: the training stores no predictions; train.predict_every and "
@@ -183,28 +181,20 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
     windows = {name: _shown_windows(open_volume(folder / TENSORS, key)) for name, key in volumes.items()}
     is_coarse = windows["Input"].shape[2] < windows["Truth"].shape[2]  # fewer slices: seen from the side
     limits = _limits(windows, recipe)
-    seen = "from the side, xz," if is_coarse else "in their middle slice, xy,"
+    view = "from the side, xz," if is_coarse else "in their middle slice, xy,"
     channels = (
         " The first three channels of affinities are red, green and blue."
         if recipe.learns_labels and not recipe.learns_classes
         else ""
     )
     before = "before the first step and " if "Before" in names else ""
-    yield Sentence(f"Held-out windows {seen} with what the net made of them {before}after step {step:,}.{channels}")
+    yield Sentence(f"Held-out windows {view} with what the net made of them {before}after step {step:,}.{channels}")
     for number in range(len(windows["Truth"])):
         _, down, across = _plane(windows["Truth"][number], is_coarse=is_coarse).shape
         for name, data in windows.items():
             image = shaded(_plane(data[number], is_coarse=is_coarse), limits[name])
             file = frames.drawn(image, (down, across), 1.0, is_known=False, edge=EDGE)
             yield Picture(f"{name}, window {number}", "", *file)
-
-
-def _predictions(folder: Path) -> dict[int, str]:
-    """Return the arrays of predictions by the steps after which they were made."""
-    known = {Path(SOURCE_KEY).name, Path(TRUTH_KEY).name}
-    labels = [path for path in (folder / TENSORS / "tensors").glob("*") if path.is_dir() and path.name not in known]
-    paths = [path for label in labels for path in label.glob("[0-9]*") if path.name.isdecimal()]
-    return {int(path.name): str(path.relative_to(folder / TENSORS)) for path in paths}
 
 
 def _shown_windows(volume: Volume) -> np.ndarray:
@@ -223,7 +213,7 @@ def _plane(window: np.ndarray, *, is_coarse: bool) -> np.ndarray:
 
 
 def _limits(windows: Mapping[str, np.ndarray], recipe: TrainRecipe) -> dict[str, Range]:
-    """Return the values of black and white: of images those of the truth, of affinities 0 and 1, of classes all."""
+    """Return the values shown as black and white: the truth's range for images, 0 and 1 for affinities, all classes."""
     names = ("Input", "Truth") if recipe.learns_labels else ("Truth", "Truth")
     own, truth = (display_range(windows[name]) for name in names)
     if recipe.learns_labels:

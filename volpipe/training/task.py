@@ -32,7 +32,7 @@ STAGE = "train"
 
 
 class Round(BaseModel):
-    """The steps of a training over volumes that had changed: those after the step `after`.
+    """The steps of a training that were taken after the step `after`, over volumes that had changed.
 
     Attributes:
         began: when they did, in seconds since 1970.
@@ -59,7 +59,7 @@ class Training(BaseModel):
         recipe: as the user gave it, with the steps of all rounds.
         search_path: folder that the recipe's relative names count from.
         code_sha256: of the code of the net when the training began; "" where it has none.
-        net: what tells the net from others, beside its code.
+        net: the identity of the net, beside its code.
         is_trial: whether others like it read the same volumes, so that those of a node share decoded copies.
         rounds: over volumes that had changed, oldest first.
     """
@@ -115,7 +115,7 @@ class Training(BaseModel):
         return self._with(old.rounds, max(self.recipe.train.steps, old.recipe.train.steps))
 
     def continued(self, step: int, changed: Mapping[str, Sequence[str]]) -> Training:
-        """Return this with a further round after `step`, in place of one that has no checkpoint yet.
+        """Return this training with a further round after `step`, in place of a round without a checkpoint.
 
         It takes the steps that are left, and `train.continue_steps` at least.
 
@@ -160,7 +160,7 @@ def newest_step(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class RankResult:
-    """Result of a rank: whether it lost another rank, which ended it."""
+    """Result of a rank: whether the end of another rank ended it."""
 
     peer_lost: bool
 

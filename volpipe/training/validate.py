@@ -128,7 +128,14 @@ def validate(
             truth = volume.truth[:, *box.slices]
             squares += float(np.square(outputs.astype(np.float64) - truth).sum())
             num += truth.size
-    span = _value_range([volume.truth for volume in held_out])
+    ends = list[float]()  # of the truths' types; of floats, of their values
+    for volume in held_out:
+        if np.issubdtype(volume.truth.dtype, np.floating):
+            ends += [float(volume.truth.min()), float(volume.truth.max())]
+        else:
+            info = np.iinfo(volume.truth.dtype)
+            ends += [float(info.min), float(info.max)]
+    span = max(ends) - min(ends) or 1.0
     return {"psnr": 10 * math.log10(span**2 * num / squares) if squares else math.inf}
 
 
@@ -166,11 +173,13 @@ def predict(net: nn.Module, sampler: Sampler, folder: Path, label: str, step: in
         outputs = outputs.argmax(1, keepdim=True)
     source = str(sampler.sources[0].volume)
     for key, data in ((SOURCE_KEY, inputs), (TRUTH_KEY, truth)):
-        _write(folder, key, data.numpy(), {"dataset": source, "tensor": key.rpartition("/")[2], "iteration": 0})
-    _write(folder, f"tensors/{label}/{step}", outputs.numpy(), {"dataset": source, "tensor": label, "iteration": step})
+        _write_tensor(folder, key, data.numpy(), {"dataset": source, "tensor": key.rpartition("/")[2], "iteration": 0})
+    _write_tensor(
+        folder, f"tensors/{label}/{step}", outputs.numpy(), {"dataset": source, "tensor": label, "iteration": step}
+    )
 
 
-def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -> None:
+def _write_tensor(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -> None:
     spec = ArraySpec(
         shape=data.shape,
         dtype=np.dtype(np.float32),
@@ -202,12 +211,3 @@ def middle(box: Box, edge: int, scale: tuple[int, int, int]) -> Box:
     sizes = tuple(max(s, min(edge, n) // s * s) for n, s in zip(box.shape, scale, strict=True))
     margins = tuple(max(0, n - size) // 2 for n, size in zip(box.shape, sizes, strict=True))
     return Box.from_shape(sizes).shift(box.start).shift(margins)
-
-
-def _value_range(truths: Sequence[np.ndarray]) -> float:
-    """Return the range of the types of `truths`; of floats, that of the values of all."""
-    ends = [
-        (data.min(), data.max()) if data.dtype.kind == "f" else (np.iinfo(data.dtype).min, np.iinfo(data.dtype).max)
-        for data in truths
-    ]
-    return float(max(high for _, high in ends)) - float(min(low for low, _ in ends)) or 1.0

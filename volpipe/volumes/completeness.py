@@ -17,8 +17,8 @@ from typing import Any
 
 from volpipe.errors import IncompleteError, RemoteError, VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volumes.formats import precomputed
-from volpipe.volumes.formats.container import ARRAY_FORMATS, mark_in, read_attributes, write_mark
+from volpipe.volumes.formats.container import mark_in, read_attributes, write_mark
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.paths import Location
 
@@ -109,13 +109,13 @@ def find_incomplete(header: Header, key: str) -> Incomplete | None:
 
     `key` is that of the array in its container. What others made says nothing of it.
     """
-    if header.format not in ARRAY_FORMATS.values():
+    arrays = format_named(header.format).arrays
+    if arrays is None:
         return None
     mark = mark_in(header.attributes)
     if mark is None and key:
-        around = precomputed.root_of(header) if header.format == "precomputed" else header.folder.parent
         try:
-            mark = mark_in(read_attributes(around))
+            mark = mark_in(read_attributes(arrays.group_around(header)))
         except RemoteError:
             raise
         except VolumeError:  # of a group that is no more than around it

@@ -35,18 +35,16 @@ import volpipe
 from volpipe.errors import VolpipeError, VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up
 from volpipe.process import starting_processes
-from volpipe.volumes.formats import hdf5, mrc, npy, precomputed, tiff
 from volpipe.volumes.formats.container import (
-    ARRAY_FORMATS,
     RECORD,
-    SHARDED,
     absolute,
-    chunk_channels,
     create_groups,
     inside,
     read_attributes,
 )
 from volpipe.volumes.formats.flat import Part, num_bytes
+from volpipe.volumes.formats.format import Writing
+from volpipe.volumes.formats.known import FORMATS, format_named
 from volpipe.volumes.identity import Identity, changes, identify
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import LOCK_FILE, held
@@ -67,26 +65,9 @@ from volpipe.volumes.volume import (
 )
 from volpipe.volumes.writer import Writer
 
-CODECS = {
-    **dict.fromkeys(ARRAY_FORMATS, ("zstd", "gzip", "raw")),
-    "n5": ("gzip", "zstd", "raw"),
-    "precomputed": ("gzip", "raw", precomputed.SEGMENTATION),
-    "hdf5": ("gzip", "raw"),
-    "tiff": ("raw", "gzip", "zstd"),
-    "mrc": ("raw",),
-    "npy": ("raw",),
-}  # the first is the default, but of precomputed labels
-FORMATS = tuple(CODECS)
-SUFFIXES = {
-    ".n5": "n5",
-    ".zarr": "ome-zarr-0.5",
-    ".precomputed": "precomputed",
-    **dict.fromkeys((".h5", ".hdf5", ".hdf"), "hdf5"),
-    **dict.fromkeys((".tif", ".tiff"), "tiff"),
-    **dict.fromkeys((".mrc", ".map", ".rec"), "mrc"),
-    ".npy": "npy",
-}
-DEFAULT_KEY = "raw"
+WRITTEN = {each.name: each.writing for each in FORMATS if each.writing is not None}
+CODECS = {name: writing.codecs for name, writing in WRITTEN.items()}  # the first is the default, but of some labels
+SUFFIXES = {suffix: each.name for each in FORMATS if each.writing is not None for suffix in each.suffixes}
 CHUNK, SHARD = 64, 256
 MIN_BOX_BYTES = 2**24  # smaller boxes would cost more to hand out than to copy
 MAX_BOX_BYTES = 2**27  # a worker holds two to four boxes, measured 2026-11
@@ -101,7 +82,7 @@ class Choice:
     """How a copy is to be stored.
 
     Attributes:
-        format: one of FORMATS; "auto" goes by the suffix.
+        format: one that WRITTEN has; "auto" goes by the suffix.
         chunk: voxels (z, y, x); None for 64 each.
         shard: voxels (z, y, x), of Zarr v3 and precomputed; None for 256 each.
         codec: "zstd", "gzip", "raw" or "compressed_segmentation"; "auto" takes what the format's readers all have.
@@ -166,29 +147,30 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         VolumeError: `choice` or the volume does not fit the format, or `out` is no place for it.
     """
     path, key, format = _place(absolute(out), choice.format)
-    if format not in FORMATS:
-        raise VolumeError(f"format {format!r} is not known; use {', '.join(FORMATS)}")
+    if format not in WRITTEN:
+        raise VolumeError(f"format {format!r} is not known; use {', '.join(WRITTEN)}")
+    chosen, writing = format_named(format), WRITTEN[format]
     if isinstance(path, Remote):
         check_writable(path)
-        if format not in ARRAY_FORMATS:
-            raise VolumeError(f"{path}: {format} is written to a disk; what goes to S3 is {', '.join(ARRAY_FORMATS)}")
-    if format in ARRAY_FORMATS:
+        if chosen.arrays is None:
+            folders = (each.name for each in FORMATS if each.writing is not None and each.arrays is not None)
+            raise VolumeError(f"{path}: {format} is written to a disk; what goes to S3 is {', '.join(folders)}")
+    if chosen.arrays is not None:
         paths.check_letters(path / key)
-    if key and not (format in ARRAY_FORMATS or format == "hdf5"):
-        raise VolumeError(f"{path} would be a file of one array; leave out {key!r}")
-    if key and format == "precomputed":
-        raise VolumeError(f"{path} would be a folder of one volume; leave out {key!r}, or name another folder")
-    if not key and format in ("n5", "hdf5", "zarr2", "zarr3"):
-        key = DEFAULT_KEY
+    if key and not writing.has_keys:
+        what, other = ("file", "array"), ""
+        if chosen.arrays is not None:
+            what, other = ("folder", "volume"), ", or name another folder"
+        raise VolumeError(f"{path} would be a {what[0]} of one {what[1]}; leave out {key!r}{other}")
+    key = key or writing.default_key
     if volume.length("t") > 1 and volume.view.time is None:
         raise VolumeError(f"{volume} has several points in time; volpipe copies one: save it on its own")
     volume.check_written()
     coarse = coarser(volume, choice.bin)
     where = Place(coarse.voxel_size_nm, coarse.origin_nm)
     target = Target(path, key, format, _spec(coarse, format, path, choice), where)
-    if format == "precomputed":
-        precomputed.check_spec(target.spec)
-        precomputed.check_place(target.levels)
+    writing.check_spec(target.spec)
+    writing.check_place(target.levels)
     _check_free(target, volume)
     return target
 
@@ -196,9 +178,9 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
 def with_record(target: Target, volume: Volume, choice: Choice) -> Target:
     """Return `target` with what its array says of the volume that it is copied from, and of how that one was made.
 
-    TIFF, MRC, .npy and precomputed have no place for it.
+    Some formats have no place for it.
     """
-    if target.format in ("tiff", "mrc", "npy", "precomputed"):
+    if not target.writing.has_record:
         return target
     made = read_record(volume)
     record = {
@@ -211,8 +193,7 @@ def with_record(target: Target, volume: Volume, choice: Choice) -> Target:
         },
         **({"made": made} if made else {}),
     }
-    stored = json.dumps(plain(record)) if target.format == "hdf5" else plain(record)
-    attributes = {**target.spec.attributes, RECORD: stored}
+    attributes = {**target.spec.attributes, RECORD: target.writing.record(plain(record))}
     return dataclasses.replace(target, spec=dataclasses.replace(target.spec, attributes=attributes))
 
 
@@ -281,42 +262,33 @@ def _place(out: Location, format: str) -> tuple[Location, str, str]:
 
 def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArraySpec:
     """Return the array of the copy in `format`; its voxel size is in its attributes, if the format keeps it there."""
-    codec = choice.codec
+    chosen, writing, codec = format_named(format), WRITTEN[format], choice.codec
+    is_sharded = chosen.arrays is not None and chosen.arrays.is_sharded
     if codec == "auto":
-        codec = CODECS[format][0]
-        if format == "precomputed":
-            codec = precomputed.default_codec(volume.dtype, is_labels=volume.num_channels == 1)
-    if codec not in CODECS[format]:
-        raise VolumeError(f"{format} is not written with codec {codec!r}; use {', '.join(CODECS[format])}")
-    if choice.chunk and format in ("tiff", "mrc", "npy"):
+        codec = writing.default_codec(volume.dtype, is_labels=volume.num_channels == 1)
+    if codec not in writing.codecs:
+        raise VolumeError(f"{format} is not written with codec {codec!r}; use {', '.join(writing.codecs)}")
+    if choice.chunk and not writing.has_chunks:
         raise VolumeError(f"{format} has no chunks; leave out chunk {choice.chunk}")
-    if choice.shard and ARRAY_FORMATS.get(format) not in SHARDED:
+    if choice.shard and not is_sharded:
         raise VolumeError(
             f"{format} has no shards; leave out shard {choice.shard}, or write ome-zarr-0.5, zarr3 or precomputed"
         )
     shape = volume.spatial_shape
     channels = (volume.num_channels,) if volume.num_channels > 1 else ()
+    stored = (*channels, *shape)
     chunk = tuple(min(c, n) for c, n in zip(choice.chunk or (CHUNK,) * 3, shape, strict=True))
     shard = tuple(align_up(min(SHARD, n), c) for n, c in zip(shape, chunk, strict=True))
+    channel_chunk = (1,) * len(channels) if chosen.arrays is None else chosen.arrays.channel_chunk(channels)
     return ArraySpec(
-        shape=(*channels, *shape),
-        dtype=mrc.stored_dtype(volume.dtype, (*channels, *shape), Path(str(path))) if format == "mrc" else volume.dtype,
-        chunks=(*chunk_channels(format, channels), *chunk),
-        shards=(*channels, *(choice.shard or shard)) if ARRAY_FORMATS.get(format) in SHARDED else None,
+        shape=stored,
+        dtype=writing.stored_dtype(volume.dtype, stored, Path(str(path))) if writing.stored_dtype else volume.dtype,
+        chunks=(*channel_chunk, *chunk),
+        shards=(*channels, *(choice.shard or shard)) if is_sharded else None,
         axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
         codec=codec,
-        attributes=_attributes(volume, format),
+        attributes=writing.place_attributes(Place(volume.voxel_size_nm, volume.origin_nm)),
     )
-
-
-def _attributes(volume: Volume, format: str) -> dict[str, object]:
-    """Return voxel size and origin as attributes of an array: N5 counts x, y, z; OME-Zarr has them in its group."""
-    size = volume.voxel_size_nm
-    if size is None or format not in ("n5", "zarr2", "zarr3", "hdf5"):
-        return {}
-    turn = -1 if format == "n5" else 1
-    attributes = {"resolution": list(size)[::turn], "offset": list(volume.origin_nm)[::turn], "units": ["nm"] * 3}
-    return attributes | ({"element_size_um": [v / 1000 for v in size]} if format == "hdf5" else {})
 
 
 def _check_free(target: Target, volume: Volume) -> None:
@@ -366,7 +338,8 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     """
     shape, unit = volume.spatial_shape, target.unit
     # Rows of a flat file cost their own bytes; of slices, each opening of a file.
-    is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw" and Path(volume.path).is_file()
+    writing = format_named(volume.format).writing
+    is_flat = writing is not None and not writing.has_chunks and volume.codec == "raw" and Path(volume.path).is_file()
     chunk = (1, 1, 1) if is_flat else volume.spatial_chunks
     cell = [align_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]
     voxel = target.spec.dtype.itemsize * volume.num_channels
@@ -483,15 +456,9 @@ def _parts(
 
 def _write_file(target: Target, parts: Iterable[Part]) -> None:
     path, spec = Path(str(target.draft)), target.spec
+    assert target.writing.write_file is not None
     try:
-        if target.format == "hdf5":
-            hdf5.write(path, target.key, spec, parts)
-        elif target.format == "tiff":
-            tiff.write(path, spec, target.where, parts, tiff.choose_style(target.path.name, spec))
-        elif target.format == "mrc":
-            mrc.write(path, spec, target.where, parts)
-        else:
-            npy.write(path, spec, parts)
+        target.writing.write_file(path, target.key, spec, target.where, parts)
     except (RuntimeError, ValueError) as error:  # HDF5's
         raise VolumeError(f"{target.path} cannot be written: {error}") from error
 
@@ -507,7 +474,7 @@ class Target:
     Attributes:
         path: the container, a file or a folder.
         key: the array, or the group of an OME-Zarr, in it; "" of precomputed.
-        format: one of `convert.FORMATS`.
+        format: one that `convert.WRITTEN` has.
         spec: the array, (z, y, x) or (c, z, y, x).
         where: its voxel size and origin.
     """
@@ -519,12 +486,25 @@ class Target:
     where: Place
 
     @property
+    def writing(self) -> Writing:
+        """How arrays are written in its format."""
+        return WRITTEN[self.format]
+
+    @property
     def is_folder(self) -> bool:
-        return self.format in ARRAY_FORMATS
+        return self.writing.write_file is None
 
     @property
     def is_group(self) -> bool:
-        return self.format.startswith("ome") or self.format == "precomputed"
+        """Whether the copy is a group with one level, not an array alone."""
+        return self.is_folder and not self.writing.default_key
+
+    @property
+    def array_format(self) -> str:
+        """The format of the array in a folder."""
+        arrays = format_named(self.format).arrays
+        assert arrays is not None
+        return arrays.name
 
     @property
     def place(self) -> Location:
@@ -548,7 +528,7 @@ class Target:
     @property
     def unit(self) -> tuple[int, ...]:
         """Voxels (z, y, x) that are written at once: a shard, a chunk, or a plane."""
-        if self.is_folder or self.format == "hdf5":
+        if self.writing.has_chunks:
             return (self.spec.shards or self.spec.chunks)[-3:]
         return (1, *self.spec.shape[-2:])
 
@@ -669,7 +649,7 @@ def _discard(target: Target) -> None:
 
 def create_draft(target: Target, container: Location) -> None:
     """Make the array in `container`, without voxels, and its group, if any; what is there already stays."""
-    create_array(container, target.array_key, target.spec, ARRAY_FORMATS[target.format])
+    create_array(container, target.array_key, target.spec, target.array_format)
     if target.is_group:
         create_multiscale(container, target.levels, format=target.format, key=target.key)
 
@@ -678,7 +658,7 @@ def _rename(target: Target, path: Path) -> bool:
     """Move the draft to its place, and return whether that was free."""
     draft = Path(str(target.draft))
     if target.is_folder and target.key and path.exists():
-        create_groups(path, target.key, ARRAY_FORMATS[target.format])
+        create_groups(path, target.key, target.array_format)
         place = path / target.key
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
@@ -717,7 +697,7 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tall
         if isinstance(place, Path):
             paths.check_links(place)
     if target.is_folder and paths.exists(target.path):
-        create_groups(target.path, target.key, ARRAY_FORMATS[target.format])
+        create_groups(target.path, target.key, target.array_format)
     with _named(target), _held(target):
         tally = Tally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))
         try:

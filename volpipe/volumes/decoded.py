@@ -17,10 +17,10 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes.file_states import KnownStates
 from volpipe.volumes.formats import npy
-from volpipe.volumes.formats.container import FILES
 from volpipe.volumes.formats.flat import Part
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.node_cache import node_cache, node_directory, warn
-from volpipe.volumes.storage.metadata import ArraySpec
+from volpipe.volumes.storage.metadata import ArraySpec, Place
 from volpipe.volumes.volume import Volume, open_volume
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def decoded(volume: Volume, most_bytes: int, box: Box | None = None) -> Volume:
     """
     box = box or Box.from_shape(volume.spatial_shape)
     num_bytes = volume.num_channels * box.num_voxels * volume.dtype.itemsize
-    if num_bytes > most_bytes or (volume.codec == "raw" and volume.format in FILES):
+    if num_bytes > most_bytes or (volume.codec == "raw" and format_named(volume.format).files is not None):
         return volume
 
     def look() -> str:
@@ -46,7 +46,7 @@ def decoded(volume: Volume, most_bytes: int, box: Box | None = None) -> Volume:
     def write(file: Path) -> None:
         spec = ArraySpec((volume.num_channels, *box.shape), volume.dtype, (1, 1, 1, 1), axes=("c", "z", "y", "x"))
         log.info("%s is decoded for all trainings of this node", volume)
-        npy.write(file, spec, _slabs(volume, box))
+        npy.write(file, "", spec, Place(), _slabs(volume, box))
         if look() != state:
             raise VolumeError("it changed while it was read")
 

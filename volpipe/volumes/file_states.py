@@ -21,12 +21,11 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Index, Shape, cells, mirrored
-from volpipe.volumes.formats import container, hdf5, tiff
+from volpipe.volumes.formats import container
 from volpipe.volumes.formats.container import read_header, split
 from volpipe.volumes.node_cache import warn
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.chunk_files import ChunkFiles, is_named, list_names
-from volpipe.volumes.storage.damage import CHUNKED
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Remote, Stamp
@@ -35,6 +34,7 @@ from volpipe.volumes.volume import Reader, Volume
 
 NOT_ASKED = -3
 OLD_SECONDS, MOST_REMEMBERED = 60.0, 1 << 16  # of files in a bucket, whose states a process remembers
+Held = Location | str | tuple[Location, ...]  # the file, or the files, with the voxels at a place
 T = TypeVar("T")
 ASKED_AT_ONCE, SLOW_SECONDS, LOOKS = 16, 100e-6, 16  # files of a store that never answered faster in so many looks
 MOST_REREADS = 3
@@ -48,18 +48,18 @@ class FileStates:
         header = read_header(volume.folder)
         if header is None:
             raise VolumeError(f"no array at {volume.folder} any more")
-        self._volume, self._header = volume, header
+        self._volume, self.header = volume, header
         self._layout = _layout(header)
         self._description = _description(header)
         self._others: bool | None = None
         self._lately: deque[float] = deque(maxlen=LOOKS)  # seconds that a file took
-        self._named: tuple[Box, list[Location | str | None]] | None = None  # those of one look after the other
-        self._memory: OrderedDict[Location | str | None, tuple[State, float]] = OrderedDict()  # and when it was so
+        self._named: tuple[Box, list[Held | None]] | None = None  # those of one look after the other
+        self._memory: OrderedDict[Held | None, tuple[State, float]] = OrderedDict()  # and when it was so
 
     @property
     def is_remote(self) -> bool:
         """Whether each look at a file is a request."""
-        return isinstance(self._header.folder, Remote)
+        return isinstance(self.header.folder, Remote)
 
     def hash(self, box: Box, *, may_be_old: bool = False) -> str:
         """Return a hash of the states of the files that hold `box` (z, y, x), mirrored at the volume's faces.
@@ -96,10 +96,8 @@ class FileStates:
             return ""
         if (states == ABSENT).all(axis=-1).any() and self._has_others():
             return ""
-        folder = self._header.folder
-        if (states == ABSENT).all(axis=-1).any() and not container.state(
-            folder, has_slices="names" in self._header.known
-        ):
+        folder = self.header.folder
+        if (states == ABSENT).all(axis=-1).any() and not container.state(folder, has_slices=self.header.has_slices):
             raise VolumeError(f"no array at {folder} any more")  # and no chunk of it, which would be read as zeros
         place = np.array([box.start, box.stop, shown.start, shown.stop], np.int64)
         return _hash(self._description, place.tobytes(), states.tobytes()).hex()
@@ -107,7 +105,7 @@ class FileStates:
     def _has_others(self) -> bool:
         """Return whether files of the array have other names than its metadata give, which are not looked at."""
         if self._others is None:
-            self._others = is_named(self._header) and bool(list_names(self._header).others)
+            self._others = is_named(self.header) and bool(list_names(self.header).others)
         return self._others
 
     def _files(self, box: Box, cell: Shape) -> Box:
@@ -132,11 +130,11 @@ class FileStates:
         states = self._ask(named[1], may_be_old=may_be_old)
         return np.array(states, np.int64).reshape(*files.shape, 4)
 
-    def _names(self, places: Iterable[Index]) -> list[Location | str | None]:
+    def _names(self, places: Iterable[Index]) -> list[Held | None]:
         assert self._layout is not None
         return list(map(self._layout.file, places))
 
-    def _ask(self, files: Sequence[Location | str | None], *, may_be_old: bool = False) -> list[State]:
+    def _ask(self, files: Sequence[Held | None], *, may_be_old: bool = False) -> list[State]:
         """Return the states of `files`; from where answers take long, many at a time."""
         if self.is_remote:
             return self._ask_store(files, may_be_old=may_be_old)
@@ -147,9 +145,9 @@ class FileStates:
         self._lately.append((time.perf_counter() - started) / len(files))
         return states
 
-    def _ask_store(self, files: Sequence[Location | str | None], *, may_be_old: bool) -> list[State]:
+    def _ask_store(self, files: Sequence[Held | None], *, may_be_old: bool) -> list[State]:
         """Return the states of `files` in a bucket, and remember them."""
-        now, known = time.monotonic(), dict[Location | str | None, State]()
+        now, known = time.monotonic(), dict[Held | None, State]()
         for file in files if may_be_old else ():
             state, at = self._memory.get(file, (UNTOLD, -OLD_SECONDS))
             if now - at < OLD_SECONDS:
@@ -173,8 +171,8 @@ class KnownStates(FileStates):
     def __init__(self, volume: Volume) -> None:
         super().__init__(volume)
         self._rows: dict[int, np.ndarray] = {}  # by their places along the first stored axis
-        folder = self._header.folder
-        self._is_listed = isinstance(folder, Remote) and folder.is_s3 and volume.format in CHUNKED
+        folder = self.header.folder
+        self._is_listed = isinstance(folder, Remote) and folder.is_s3 and self.header.has_regular_names
         if self._is_listed:
             self._list()
 
@@ -196,13 +194,13 @@ class KnownStates(FileStates):
     def _row(self, row: int) -> np.ndarray:
         if row not in self._rows:
             assert self._layout is not None
-            sizes = zip(self._header.shape[1:], self._layout.cell[1:], strict=True)
+            sizes = zip(self.header.shape[1:], self._layout.cell[1:], strict=True)
             state = ABSENT if self._is_listed else (NOT_ASKED,) * 4
             self._rows[row] = np.full((*(-(-n // c) for n, c in sizes), 4), state, np.int64)
         return self._rows[row]
 
     def _list(self) -> None:
-        folder, files = self._header.folder, ChunkFiles(self._header)
+        folder, files = self.header.folder, ChunkFiles(self.header)
         assert isinstance(folder, Remote)
         for name, stamp in object_store.list_stamps(folder):
             place = files.index(name)
@@ -215,7 +213,7 @@ class _Layout:
     """Voxels of a file along the stored axes, and the file at a place; None where it is not known which that is."""
 
     cell: Shape
-    file: Callable[[Index], Location | str | None]
+    file: Callable[[Index], Held | None]
 
 
 @lru_cache(maxsize=1)
@@ -223,19 +221,27 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(ASKED_AT_ONCE, "volpipe-states")
 
 
-def _state(file: Location | str | None) -> State:
-    return UNTOLD if file is None else file_state(file)
+def _state(file: Held | None) -> State:
+    """Return the state of a file, or of several: one that is not there, or tells nothing, counts for all."""
+    if not isinstance(file, tuple):
+        return UNTOLD if file is None else file_state(file)
+    states = list(map(file_state, file))
+    odd = next((state for state in (ABSENT, UNTOLD) if state in states), None)
+    if odd is not None:
+        return odd
+    digest = hashlib.blake2b(np.array(states, np.int64).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True), 0, 0, sum(state[-1] for state in states)
 
 
 def _layout(header: Header) -> _Layout | None:
     """Return where the files of the array of `header` lie; None where its voxels may come from any files."""
-    if "names" in header.known:  # slices
+    if header.has_slices:
         outer = len(header.known["counts"])
         return _Layout((1,) * outer + header.shape[outer:], lambda place: header.folder / header.slice_name(place))
-    if header.format in CHUNKED or header.format == "precomputed":
+    if header.scheme is not None:
         files = ChunkFiles(header)
 
-        def file(place: Index) -> Location | str | None:
+        def file(place: Index) -> Held | None:
             name, folder = files.name(place), header.folder
             if not name:
                 return None
@@ -243,17 +249,17 @@ def _layout(header: Header) -> _Layout | None:
 
         return _Layout(header.write_unit, file)
     within = split(header.folder)
-    is_alone = {"hdf5": hdf5.is_alone, "tiff": tiff.is_alone}.get(header.format)
-    if within is None or (is_alone is not None and not is_alone(header)):
+    if within is None or header.data_files is None:
         return None
-    return _Layout(header.shape, lambda place: within[0])
+    whole = (within[0], *header.data_files) if header.data_files else within[0]
+    return _Layout(header.shape, lambda place: whole)
 
 
 def _description(header: Header) -> bytes:
     """Return a hash of what decides how files become voxels, the same for an array that has grown."""
     known = {name: value for name, value in header.known.items() if name not in SHAPES}
     tree: list[object] = [header.format, str(header.dtype), header.chunks, header.shards, header.codec]
-    tree.append(known if header.format in CHUNKED else {})
+    tree.append(known if header.has_regular_names else {})
     return _hash(json.dumps(tree, sort_keys=True, default=str).encode())
 
 

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid
-from volpipe.volumes.formats import precomputed
-from volpipe.volumes.formats.container import METADATA_FILES, absolute, inside, read_header, split
+from volpipe.volumes.formats.container import absolute, inside, read_header, split
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.fetched_array import noting_stamps
@@ -149,14 +149,15 @@ def _hash(content: bytes) -> str:
 
 def _files(volume: Volume, header: Header | None) -> tuple[Location, list[str]]:
     """Return the folder that names of the files of `volume` count from, and those of its metadata."""
-    if header is not None and header.format == "precomputed":
-        return precomputed.root_of(header), [precomputed.FILE]
-    if volume.format == "precomputed":  # it is gone
-        return volume.folder.parent, [precomputed.FILE]
+    arrays = format_named(volume.format).arrays
+    if arrays is not None:
+        file = arrays.metadata_at(volume.folder, header)
+        return file.parent, [file.name]
     within = split(volume.folder)
-    if within is not None:
-        return within[0].parent, [within[0].name]
-    return volume.folder, [METADATA_FILES[volume.format]] if volume.format in METADATA_FILES else []
+    if within is None:
+        return volume.folder, []
+    root, others = within[0].parent, () if header is None else header.data_files or ()
+    return root, [within[0].name, *(os.path.relpath(file, root) for file in others)]
 
 
 def _places(volume: Volume, header: Header | None, root: Location) -> Callable[[Box], str]:
@@ -172,7 +173,7 @@ def _places(volume: Volume, header: Header | None, root: Location) -> Callable[[
         start = chosen | dict(zip("zyx", volume.stored_box(box).start, strict=True))
         return [start.get(axis, 0) for axis in volume.axes]
 
-    if "names" in header.known:  # a folder of slices
+    if header.has_slices:
         return lambda box: header.slice_name(place(box))
     chunk_files, key = ChunkFiles(header), "/".join(inside(volume.folder, root))
 
@@ -279,9 +280,12 @@ def real_place(volume: Volume) -> tuple[object, ...]:
     header = read_header(folder)
     if not isinstance(folder, Path) or header is None:
         return (str(folder),)
-    if header.format == "precomputed":
-        return *_file_number(Path(str(precomputed.root_of(header))) / precomputed.FILE), key
-    return _file_number(folder / METADATA_FILES[header.format] if header.format in METADATA_FILES else folder)
+    arrays = format_named(header.format).arrays
+    if arrays is None:
+        return _file_number(folder)
+    file = arrays.metadata_at(folder, header)
+    # Levels that share a file of metadata are told apart by their key.
+    return *_file_number(Path(str(file))), *(() if file.parent == folder else (key,))
 
 
 def _file_number(path: Path) -> tuple[int, int]:

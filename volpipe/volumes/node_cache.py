@@ -28,9 +28,9 @@ import numpy as np
 
 from volpipe.geometry.grid import Index, cells
 from volpipe.geometry.indexing import bounds
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage import paths, tensorstore
-from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource, as_tensorstore_reads
-from volpipe.volumes.storage.damage import CHUNKED
+from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource
 from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Stamp
@@ -217,7 +217,7 @@ class CachedArray:
     def __init__(self, header: Header, array: tensorstore.StoredArray, volume: CachedVolume, cache_bytes: int) -> None:
         self._header, self._array, self._volume, self._cache_bytes = header, array, volume, cache_bytes
         self._here = tensorstore.ArrayInMemory(header, cache_bytes)
-        self._source, self._name = ChunkSource(header), ChunkFiles(header).name
+        self._source, self._name, self._scheme = ChunkSource(header), ChunkFiles(header).name, ChunkFiles(header).scheme
         self._states: dict[str, str] = {}  # of the files whose chunks may be in memory
         self._lock = threading.Lock()  # one thread may read what another drops from memory
 
@@ -268,7 +268,7 @@ class CachedArray:
         if part is not None and len(part.data) > LARGEST_BYTES:
             raise OSError(f"{self._name(unit)} has more than {LARGEST_BYTES >> 20} MiB")
         tensorstore.count(read=0 if part is None else len(part.data))
-        return None if part is None else as_tensorstore_reads(self._header, part.data)
+        return None if part is None else self._scheme.as_tensorstore_reads(self._header, part.data)
 
 
 def through_cache(volume: Volume, run: str) -> Volume:
@@ -286,7 +286,8 @@ def node_directory() -> str:
 
 def obstacle(volume: Volume) -> str:
     """Return why `volume` cannot be read through a node's cache, "" where it can."""
-    if volume.format not in CHUNKED:
+    arrays = format_named(volume.format).arrays
+    if arrays is None or not arrays.scheme.is_regular:
         return f"{volume.format} is read in parts of files"
     size = math.prod(volume.shards or volume.chunks) * volume.dtype.itemsize
     if size > LARGEST_BYTES:

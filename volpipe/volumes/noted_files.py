@@ -21,7 +21,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Index
-from volpipe.volumes.formats.container import ARRAY_FORMATS, ATTRIBUTE_FILES, RECORD, RUN_KEY, inside, read_attributes
+from volpipe.volumes.formats.container import ARRAYS, RECORD, RUN_KEY, inside, read_attributes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Header
@@ -77,7 +77,7 @@ class NotedFiles:
                 raise VolumeError(self._lost(file))
 
     def _flags(self) -> np.ndarray | None:
-        if self._header.format not in ARRAY_FORMATS.values() or "names" in self._header.known:
+        if self._header.scheme is None:
             return None
         noted = self._noted()
         counts = ChunkFiles(self._header).grid.counts
@@ -86,7 +86,7 @@ class NotedFiles:
 
     def _noted(self) -> tuple[dict[str, Any], Location, str] | None:  # Any: JSON
         """Return what was noted, the output, and the key of the array in it; None where nothing was."""
-        names = sorted(set(ATTRIBUTE_FILES.values()))
+        names = sorted({each.attributes_file for each in ARRAYS})
         folders: Iterable[Location] = self._header.folder.parents
         for root in itertools.islice(folders, DEPTH):
             entry = _read(root / RUN_KEY, paths.state(root / RUN_KEY, names))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.geometry.grid import Box
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SEED = 0
@@ -20,7 +21,8 @@ GRAIN = 24  # of 255, the largest difference of voxels by noise
 
 def zeros_like(volume: Volume, place: Path) -> Volume:
     """Return an array like `volume` at `place`, all zeros, without stored chunks."""
-    codec = "gzip" if volume.format == "n5" else "zstd"
+    writing = format_named(volume.format).writing
+    codec = "raw" if writing is None else writing.codecs[0]
     spec = ArraySpec(volume.shape, volume.dtype, volume.chunks, volume.shards, volume.axes, codec)
     create_array(place, volume.key, spec, volume.format)
     return open_volume(place, volume.key, view=volume.view)

@@ -21,7 +21,8 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource, Style, is_named
+from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource, is_named
+from volpipe.volumes.storage.metadata import Style
 from volpipe.volumes.volume import Volume, absolute
 
 log = logging.getLogger(__name__)

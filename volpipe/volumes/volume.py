@@ -32,11 +32,10 @@ from volpipe.volumes import webknossos
 from volpipe.volumes.completeness import Incomplete, check_written, find_incomplete
 from volpipe.volumes.formats import ome, tiff_folder
 from volpipe.volumes.formats.container import (
-    FILES,
     absolute,
     create_array,
     create_multiscale,
-    file_format,
+    files_of,
     inside,
     locate,
     once,
@@ -50,6 +49,7 @@ from volpipe.volumes.formats.container import (
     walk,
     why_several,
 )
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.formats.ome import Dataset, level_keys
 from volpipe.volumes.noted_files import NotedFiles
 from volpipe.volumes.resampling import Resampling, coarsened
@@ -115,7 +115,7 @@ class Volume:
     Attributes:
         path: the container, a file or a folder, absolute; in S3 its location with endpoint and region, where set.
         key: the array in it, "" where the path itself is the array.
-        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff" or "picture" (a file, or slices), "mrc", "npy".
+        format: its name, such as "n5"; that of its slices for a folder of slices.
         shape: as stored, C order (that of N5 is reversed).
         dtype: what is read, in native byte order; bool is read as uint8, 0 or 1, interpolated voxels as float32.
         chunks: what is read and decoded at once, in stored axes.
@@ -384,7 +384,7 @@ class Volume:
         folder = self.folder
         # Readers of single files and of slices notice themselves what is written.
         purpose: tuple[object, ...] = (self, self.incomplete, cache_bytes)
-        purpose += () if self.format in FILES else (session, live)
+        purpose += () if format_named(self.format).files is not None else (session, live)
         return once(folder, purpose, lambda: Reader(self, cache_bytes, live=live), has_slices=bool(self.slices))
 
 
@@ -411,7 +411,7 @@ class Reader:
         self.shape, self.dtype, self.ndim = volume.shape, volume.dtype, volume.ndim
         self._cache_bytes, self._live = cache_bytes, live
         damage.check_chunk(header)
-        self._header = header
+        self.header = header
         check = as_fill if volume.view.incomplete else NotedFiles(header).check
         self._array = open_array(header, cache_bytes, live=live, check_missing=check)
         self._through: tensorstore.StoredArray | None = None
@@ -420,7 +420,7 @@ class Reader:
     def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
         """Read voxels through the array that `wrap` returns; only the first call counts."""
         with self._lock:
-            self._through = self._through or wrap(self._header, self._array)
+            self._through = self._through or wrap(self.header, self._array)
 
     @property
     def is_fetched(self) -> bool:
@@ -461,11 +461,11 @@ class Reader:
 
         True also for an array of which only a read can tell.
         """
-        array, is_precomputed = self._array, self._header.format == "precomputed"
-        if is_precomputed or not isinstance(array, FetchedArray | LocalArray | tensorstore.TensorStoreArray):
+        array = self._array
+        if not isinstance(array, FetchedArray | LocalArray | tensorstore.TensorStoreArray):
             return True
         index = self.stored_index(mirrored(box, self.volume.spatial_shape))
-        with naming(self.volume, box, self._header.folder):
+        with naming(self.volume, box, self.header.folder):
             return array.is_stored(index)
 
     def stored_index(self, box: Box, num_channels: int | None = None) -> tensorstore.Index:
@@ -538,13 +538,13 @@ class Reader:
             if not incomplete.has(box):
                 self.volume.check_written(box)
         array = self._through or self._array
-        data = damage.read(self.volume, self._header, array, index, is_checked=self.is_fetched)
+        data = damage.read(self.volume, self.header, array, index, is_checked=self.is_fetched)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
 
 def _holds(shape: tuple[int, ...], header: Header) -> bool:
     """Return whether an array of `shape` is there: no more than it, or with more behind, where chunks keep places."""
-    if header.format not in damage.CHUNKED:
+    if not header.has_regular_names:
         return header.shape == shape
     return len(header.shape) == len(shape) and all(now >= n for now, n in zip(header.shape, shape, strict=True))
 
@@ -726,7 +726,7 @@ def _check_exists(container: Location, key: str) -> None:
     if isinstance(folder, object_store.Remote) and not folder.is_s3:
         return  # a web server knows of files alone
     if paths.is_folder(folder) or (
-        isinstance(container, Path) and container.is_file() and file_format(container).exists(container, key)
+        isinstance(container, Path) and container.is_file() and files_of(container).exists(container, key)
     ):
         return
     if read_header(folder) is not None:  # a precomputed level of zeros alone, which has no folder

@@ -29,7 +29,7 @@ from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
-from volpipe.runs.work import HeldWork, check_kind
+from volpipe.runs.work import HeldWork, other_kind
 from volpipe.stages.entry import Entry
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
@@ -286,7 +286,8 @@ def pairs_work(
         return replace(table, rows=_most_first(table.rows)).page(MOST_SHOWN if with_pictures else 0)
 
     def claim() -> None:
-        check_kind(folder, COMPARISONS_FILE)
+        if foreign := other_kind(folder, COMPARISONS_FILE):
+            raise foreign
         write_json(folder.path / COMPARISONS_FILE, table.given)
 
     def keep(ended: Ended[Any]) -> None:  # Any: how two outputs differ

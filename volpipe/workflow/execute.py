@@ -20,11 +20,12 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
-from volpipe.errors import NOTICE, RecipeError, RunError
+from volpipe.errors import NOTICE, RunError
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.options import RunOptions, written
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import Ending, WorkReport
+from volpipe.runs.standing import Act, Asked, WorkState
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
 from volpipe.stages.entry import Entry
 from volpipe.stages.kind import StagePlan
@@ -272,8 +273,7 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
         with named(stage.name):
             work = stage.work(_of_stage(options, stage))
             work.check_update()
-            if not (options.update and work.grown()):
-                _check_same(stage, work)
+            _check_standing(stage, work)
     for stage in plan.stages:  # scores that are not of what is there go now
         with named(stage.name):
             for later in plan.after(stage.name):
@@ -315,7 +315,8 @@ def _check_out(plan: FlowPlan) -> None:
         raise RunError(f"{plan.out} is a file; choose another --out")
     for stage in plan.stages:
         with named(stage.name):
-            stage.work().check_free()
+            if foreign := stage.work().foreign():
+                raise foreign
 
 
 def _check_place(plan: FlowPlan) -> None:
@@ -369,7 +370,11 @@ def outdated(plan: FlowPlan, options: RunOptions) -> list[str]:
         if stage.name in resting:
             continue
         with named(stage.name):
-            if stage.work(_of_stage(options, stage)).is_outdated:
+            work = stage.work(_of_stage(options, stage))
+            standing, asked = work.standing(), _asked_of(work)
+            if standing.state in (WorkState.UNFOLLOWABLE, WorkState.DAMAGED):
+                raise standing.refusal_of(Asked.RENEW)
+            if standing.state is WorkState.OUTDATED and asked is Asked.RENEW:
                 anew.append(stage.name)
                 resting |= {each.name for each in plan.after(stage.name)}
     return anew
@@ -384,15 +389,23 @@ def _clear(stages: Sequence[StagePlan], options: RunOptions) -> None:
                 work.clear()
 
 
-def _check_same(stage: StagePlan, work: StageWork[Any]) -> None:
-    """Refuse to go on with another recipe than that of what is there."""
-    try:
-        work.check_same()
-    except (RunError, RecipeError) as error:
-        keep = f"delete {stage.out} and {stage.folder.path} yourself, and the same of stages that need it"
-        if work.is_outdated:
-            keep = "give --update, which makes this one and those that need it anew"
-        raise RunError(f"{error}, all stages; to keep those before it, {keep}") from error
+def _asked_of(work: StageWork[Any]) -> Asked:
+    """Return what is asked of a stage's work: an update of a flow makes anew what is outdated."""
+    return Asked.RENEW if work.asked is Asked.UPDATE else work.asked
+
+
+def _check_standing(stage: StagePlan, work: StageWork[Any]) -> None:
+    """Refuse to go on with what was made otherwise; a stage tells itself, in its turn, of an output that is gone."""
+    standing, asked = work.standing(), _asked_of(work)
+    if standing.act(asked) is not Act.REFUSE or standing.state is WorkState.LOST:
+        return
+    if standing.state in (WorkState.UNFOLLOWABLE, WorkState.DAMAGED):
+        raise standing.refusal_of(Asked.RENEW)
+    keep = f"delete {stage.out} and {stage.folder.path} yourself, and the same of stages that need it"
+    if standing.act(Asked.RENEW) is Act.CLEAR:
+        keep = "give --update, which makes this one and those that need it anew"
+    error = standing.refusal_of(asked)
+    raise RunError(f"{error}, all stages; to keep those before it, {keep}") from error
 
 
 def _check_given(stage: StagePlan) -> None:

@@ -39,6 +39,7 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.standing import Standing, WorkState
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
 from volpipe.stages.entry import Entry
 from volpipe.stages.kind import Planning, StageCost, StagePlan, Truth
@@ -48,8 +49,8 @@ from volpipe.training.driver import (
     check_continued,
     check_recipes,
     check_trainable,
-    claim_folder,
     is_complete,
+    others_in,
     trained,
     training_work,
 )
@@ -416,9 +417,8 @@ class TrainWork(StageWork[TrainReport]):
         share = last_step(self.folder.path) / self.plan.recipe.train.steps
         return 1.0 if self.plan.search else max(0.0, 1.0 - share)
 
-    def check_free(self) -> None:
-        if self.folder.path.is_dir():
-            claim_folder(self.folder, self.file, fresh=False)
+    def foreign(self) -> RunError | None:
+        return others_in(self.folder.path, self.file) if self.folder.path.is_dir() else None
 
     def check_recipe(self) -> None:
         """Refuse another recipe, or code of the net, than that of what was begun."""
@@ -428,15 +428,29 @@ class TrainWork(StageWork[TrainReport]):
         else:
             search.check_same(path, place)
 
-    def check_same(self) -> None:
-        """Refuse another recipe, and volumes that changed since, as far as they are there."""
-        self.check_recipe()
-        if not self.options.update and (changed := self.input_changes()):
+    def standing(self) -> Standing:
+        """Return how what is there stands to its recipe, and to its volumes as far as they are there."""
+        if foreign := self.foreign():
+            return Standing(WorkState.FOREIGN, foreign)
+        try:
+            self.check_recipe()
+        except RecipeError as error:
+            if not self.continues:
+                return Standing(WorkState.OUTDATED, error)
+            # an update would continue it, which it cannot by another recipe
+            return Standing(WorkState.UNFOLLOWABLE if self.options.update else WorkState.ELSEWHERE, error)
+        except RunError as error:
+            return Standing(WorkState.DAMAGED, error)
+        if not self.is_begun:
+            return Standing(WorkState.FRESH)
+        if changed := self.input_changes():
             how = "continue" if self.plan.recipe.train.continue_steps else "train anew"
-            raise RunError(
+            refusal = RunError(
                 f"{self.folder.path}: what it learned from has changed since: {changed}; put it back, use --update to "
                 f"{how} and make again what rests on that, or use --fresh to start over"
             )
+            return Standing(WorkState.OUTDATED, refusal)
+        return Standing(WorkState.COMPLETE if self.is_complete else WorkState.BEGUN)
 
     def input_changes(self) -> str:
         """Return what differs between its volumes and those that were learned from; "" where they are gone."""
@@ -448,17 +462,6 @@ class TrainWork(StageWork[TrainReport]):
         own = {what: identity for what, identity in now.items() if what not in self.plan.made}
         found = [input_changes(folder.inputs, own, accept=self.options.same_input) for folder in folders]
         return "; ".join(dict.fromkeys(f"{what} {line}" for each in found for what in each for line in each[what]))
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether an update trains anew, or continues, which it could not by another recipe."""
-        try:
-            self.check_recipe()
-        except RecipeError:
-            if self.continues and self.options.update:
-                raise
-            return not self.continues
-        return self.is_begun and bool(self.input_changes())
 
     @property
     def continues(self) -> bool:

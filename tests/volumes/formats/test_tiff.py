@@ -320,7 +320,7 @@ def test_what_is_written_reads_back_whatever_its_shape(tmp_path: Path, name: str
         spec = ArraySpec(data.shape, data.dtype, data.shape, axes=("c", "z", "y", "x")[-data.ndim :], codec="raw")
         channels = data.reshape(-1, *data.shape[-3:])
         box = Box.from_shape(data.shape[-3:])
-        tiff.write(tmp_path / name, spec, Place((3, 2, 1)), [(box, channels)], tiff.choose_style(name, spec))
+        tiff.write(tmp_path / name, "", spec, Place((3, 2, 1)), [(box, channels)])
         volume = open_volume(tmp_path / name)
         assert volume.voxel_size_nm == (3, 2, 1)
         assert np.array_equal(volume.open().read(box), channels)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.storage.paths import atomic_write, delete_emptied, partial_files, whole_file
+from volpipe.volumes.storage.paths import atomic_write, delete, delete_emptied, partial_files, whole_file
 
 KILLED = """
 import os, signal, sys
@@ -69,3 +71,41 @@ def test_folders_go_as_far_as_they_are_empty(tmp_path: Path) -> None:
     (tmp_path / "c/7/0/1").touch()
     delete_emptied(file, 4)
     assert sorted(tmp_path.glob("c/7/**/*")) == [tmp_path / "c/7/0", tmp_path / "c/7/0/1"]
+
+
+def test_what_is_not_there_is_deleted_already(tmp_path: Path) -> None:
+    delete(tmp_path / "none")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").touch()
+    delete(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_grows_while_it_is_deleted_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a killed driver writes its last file meanwhile."""
+    folder, real, tries = tmp_path / "a", shutil.rmtree, list[Path]()
+    folder.mkdir()
+
+    def grown(path: Path) -> None:
+        tries.append(path)
+        if len(tries) == 1:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        real(path)
+
+    monkeypatch.setattr(shutil, "rmtree", grown)
+    delete(folder)
+    assert (len(tries), folder.exists()) == (2, False)
+
+
+def test_a_folder_that_may_not_be_deleted_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = list[Path]()
+
+    def forbidden(path: Path) -> None:
+        tries.append(path)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", forbidden)
+    with pytest.raises(PermissionError):
+        delete(tmp_path / "a")
+    assert len(tries) == 1

@@ -19,7 +19,7 @@ from volpipe.geometry.grid import Box, Triple, mirror
 from volpipe.geometry.labels import ignored
 from volpipe.inference.intensity import to_dtype
 from volpipe.recipes.training import TrainRecipe
-from volpipe.training.data.degrade import blur, context, gaussian, radius
+from volpipe.training.data.degrade import blur, coarsening, radius
 from volpipe.training.data.samples import Augmentation, Sampler, Window
 from volpipe.training.data.targets import class_targets, signed, tensor_targets
 from volpipe.training.data.volumes import check_classes
@@ -46,12 +46,12 @@ class PairMaker:
         self.held: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def hold(self, room: float) -> None:
-        """Keep volumes on the device, as stored, that fit into `room` bytes, small ones first.
+        """Keep volumes on the device, as stored, small ones first, as far as they fit into `room` bytes.
 
         One of which the training sees but a part is not kept: to read it whole would take longer. Of a volume with
         labels of a part, that is kept.
         """
-        pairs = zip(self.sampler.seen_whole, self.sampler.sources, strict=True)
+        pairs = zip(self.sampler.reads_whole, self.sampler.sources, strict=True)
         for is_whole, source in sorted(pairs, key=lambda pair: pair[1].num_bytes):
             if is_whole and source.num_bytes <= room:
                 loaded = self._read_voxels(Window(source, source.read_box, Augmentation()))
@@ -68,7 +68,7 @@ class PairMaker:
 
     def _read_voxels(self, window: Window) -> Loaded:
         data, labels = window.source.read(window), window.source.read_labels(window.box)
-        small = data.dtype.itemsize <= 2 and data.dtype.kind in "iu"
+        small = data.dtype.itemsize <= 2 and np.issubdtype(data.dtype, np.integer)
         voxels = torch.from_numpy(np.ascontiguousarray(data, data.dtype.newbyteorder("=") if small else np.float32))
         if labels is not None and self.recipe.learns_classes:
             check_classes(window.source.labels, labels, self.recipe.classes)
@@ -111,7 +111,8 @@ class PairMaker:
         dtype, inputs = window.source.volume.dtype, inputs.clone()
         for box in window.changes.cuts:
             inputs[:, *box.slices] = inputs.mean()
-        return to_dtype(inputs, dtype).float() if self.recipe.degrade.whole and dtype.kind in "iu" else inputs
+        is_rounded = self.recipe.degrade.whole and np.issubdtype(dtype, np.integer)
+        return to_dtype(inputs, dtype).float() if is_rounded else inputs
 
     def _displaced(self, batch: Sequence[Loaded]) -> tuple[Tensor, Tensor | None]:
         """Return voxels (n, c, z, y, x), float32, and labels (n, z, y, x) of `batch`, on the device and turned."""
@@ -134,14 +135,14 @@ class PairMaker:
 
 
 def targets_of(recipe: TrainRecipe, labels: Tensor, dtype: np.dtype) -> Tensor:
-    """Return what is learnt of `signed` labels (n, z, y, x) that had `dtype`: (n, c, z, y, x), int8."""
+    """Return the targets (n, c, z, y, x), int8, of `signed` labels (n, z, y, x) that had the type `dtype`."""
     if recipe.learns_classes:
         return class_targets(labels, len(recipe.classes.names), ignored(dtype, recipe.ignore))
     return tensor_targets(labels, recipe.affinities.offsets, ignored(dtype, recipe.ignore))
 
 
 def mirrored_part(data: Tensor, box: Box) -> Tensor:
-    """Return the voxels of `box` of `data` (c, z, y, x), mirrored at its faces outside of it."""
+    """Return the voxels of `box` in `data` (c, z, y, x); outside of `data` they are mirrored at its faces."""
     if Box.from_shape(data.shape[1:]).contains(box):
         return data[:, *box.slices]
     for axis, (start, stop, size) in enumerate(zip(box.start, box.stop, data.shape[1:], strict=True), 1):
@@ -204,30 +205,9 @@ def coarser(data: Tensor, kind: str, scale: Triple) -> Tensor:
         scale: voxels (z, y, x) of the truth per voxel of the result.
     """
     for axis, factor in enumerate(scale, start=2):
-        if factor > 1 and kind != "none":
-            data = _coarser_along(data, axis, factor, kind)
+        if factor > 1:
+            data = coarsening(kind).along(data, axis, factor)
     return data
-
-
-def _coarser_along(data: Tensor, axis: int, factor: int, kind: str) -> Tensor:
-    if kind == "bin":
-        shape = (*data.shape[:axis], -1, factor, *data.shape[axis + 1 :])
-        return data.reshape(shape).mean(axis + 1)
-    before = (slice(None),) * axis
-    if kind == "subsample":  # of an even factor no voxel lies in the middle: the one after it
-        return data[(*before, slice(factor // 2, None, factor))]
-    weights = gaussian(factor)
-    reach = context(kind, (factor, 1, 1))[0]
-    count = data.shape[axis] // factor - 2 * (reach // factor)
-    first = reach + (factor - 1) // 2 - (len(weights) - 1) // 2
-    taps = [
-        data[(*before, slice(first + tap, first + tap + (count - 1) * factor + 1, factor))]
-        for tap in range(len(weights))
-    ]
-    result = torch.zeros_like(taps[0])
-    for tap, weight in zip(taps, weights.tolist(), strict=True):
-        result.add_(tap, alpha=weight)
-    return result
 
 
 def blurred(data: Tensor, deviations: Sequence[float], axes: Sequence[int]) -> Tensor:
@@ -287,6 +267,6 @@ def _intensities(data: Tensor, windows: Sequence[Window]) -> Tensor:
 
 
 def _column(numbers: Sequence[float], data: Tensor) -> Tensor:
-    """Return `numbers`, one for each of `data` (n, ...), float32, such that they broadcast over it."""
+    """Return `numbers`, one for each window of `data` (n, ...), as a float32 tensor that broadcasts over it."""
     column = torch.tensor(numbers, dtype=torch.float32).to(data.device, non_blocking=True)
     return column.view(-1, *[1] * (data.ndim - 1))

@@ -27,7 +27,6 @@ from volpipe.training.data.dataset import WindowDataset
 from volpipe.training.data.degrade import context
 from volpipe.training.data.volumes import (
     CACHE_BYTES,
-    check_finite,
     check_holds,
     closed_boxes,
     named,
@@ -45,7 +44,7 @@ MAX_DRAWS = 1000  # of a window outside of the held-out boxes, before the recipe
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is drawn for one window beside its place: the few numbers by which `augment` changes its voxels.
+    """The numbers that are drawn for one window, by which `augment` changes its voxels.
 
     Attributes:
         flips: axes that are reversed, as numbers from -3 (z) to -1 (x); `swap`: whether y and x are exchanged then.
@@ -170,7 +169,8 @@ class SampleSource:
             return self.stored[window.stored].numpy()
         first = (0, 0, 0) if self._copy is self.volume else self.read_box.start
         data = self.reader.read_mirrored(window.box.relative_to(first))
-        check_finite(self.volume, data, window.box)
+        if np.issubdtype(self.volume.dtype, np.floating) and not np.isfinite(data).all():
+            raise PlanError(f"{self.volume} has NaN or infinite voxels in {window.box}; learn from a copy without them")
         return data
 
     def read_labels(self, box: Box) -> np.ndarray | None:
@@ -198,17 +198,24 @@ class Sampler:
         self.shape = triple(n * s for n, s in zip(recipe.samples.shape, scale, strict=True))
         self.context = context(recipe.degrade.kind, scale)
         sources = open_sources(recipe, search_path)
+        with_context = tuple(n + 2 * c for n, c in zip(self.shape, self.context, strict=True))
         for source in sources:
-            self._check_holds(source)
+            if source.stored is None:
+                check_holds(source.volume, self.shape, source.room)
+            elif source.stored.lattice.seen != with_context:
+                raise PlanError(
+                    f"the windows in {source.volume} have {source.stored.lattice.seen} voxels (z, y, x), samples.shape "
+                    f"and the net's scale need {with_context}; change samples.shape, or store others"
+                )
         sizes = np.array([math.prod(source.room.shape) * source.weight for source in sources], float)
         self.shares = sizes / sizes.sum()
-        seen = recipe.train.steps * recipe.train.batch * recipe.train.accumulate * math.prod(self.shape) * self.shares
-        self.seen_whole = [
-            source.stored is None and source.read_box.num_voxels <= n for n, source in zip(seen, sources, strict=True)
+        drawn = recipe.train.steps * recipe.train.batch * recipe.train.accumulate * math.prod(self.shape) * self.shares
+        self.reads_whole = [
+            source.stored is None and source.read_box.num_voxels <= n for n, source in zip(drawn, sources, strict=True)
         ]
         self.sources = [
             replace(source, is_shared=is_trial and whole)
-            for whole, source in zip(self.seen_whole, sources, strict=True)
+            for whole, source in zip(self.reads_whole, sources, strict=True)
         ]
 
     def window(self, number: int) -> Window:
@@ -241,18 +248,11 @@ class Sampler:
         if choice.elastic:
             corners = tuple(2 + n // BEND for n in self.shape)
             bends = (choice.elastic * rng.standard_normal((3, *corners))).astype(np.float32)
-        if choice.misaligned:
-            slips = self._draw_slips(rng)
+        if choice.misaligned and rng.random() >= 0.5:  # one slice alone is moved or, as often, all from it on
+            slips = np.zeros((self.shape[0], 2), int)
+            first, most = int(rng.integers(self.shape[0])), choice.misaligned
+            slips[first : first + 1 if rng.random() < 0.5 else None] = rng.integers(-most, most + 1, 2)
         return replace(degradation, flips=flips, swap=swap, bends=bends, slips=slips, gain=gain, offset=offset)
-
-    def _draw_slips(self, rng: np.random.Generator) -> np.ndarray | None:
-        """Return how far each slice is moved: one alone or, as often, all from it on; none for every other window."""
-        if rng.random() < 0.5:
-            return None
-        slips = np.zeros((self.shape[0], 2), int)
-        first, most = int(rng.integers(self.shape[0])), self.recipe.samples.misaligned
-        slips[first : first + 1 if rng.random() < 0.5 else None] = rng.integers(-most, most + 1, 2)
-        return slips
 
     def _draw_degradation(self, rng: np.random.Generator, shape: Sequence[int]) -> Augmentation:
         """Return what the degradation draws for a window of `shape` voxels (z, y, x) of the truth."""
@@ -302,18 +302,6 @@ class Sampler:
             f"no window of {self.shape} voxels in {MAX_DRAWS} lay outside of what is held out of {source.volume}, "
             f"{boxes}; make samples.shape or data.held_out smaller"
         )
-
-    def _check_holds(self, source: SampleSource) -> None:
-        """Refuse a volume that is smaller than a window, and stored windows of another shape."""
-        if source.stored is not None:
-            expected = tuple(n + 2 * c for n, c in zip(self.shape, self.context, strict=True))
-            if source.stored.lattice.seen != expected:
-                raise PlanError(
-                    f"the windows in {source.volume} have {source.stored.lattice.seen} voxels (z, y, x), "
-                    f"samples.shape and the net's scale need {expected}; change samples.shape, or store others"
-                )
-            return
-        check_holds(source.volume, self.shape, source.room)
 
 
 def _draw_cut(rng: np.random.Generator, shape: Sequence[int]) -> Box:

@@ -28,7 +28,7 @@ def targets(labels: np.ndarray, offsets: Sequence[Offset], ignore: Ignore = None
 
 
 def signed(labels: np.ndarray) -> Tensor:
-    """Return `labels` as a tensor of a type that torch compares on every device: each number as another one."""
+    """Return `labels` as signed integers, which torch compares on every device; different labels stay different."""
     native = np.ascontiguousarray(labels, labels.dtype.newbyteorder("="))
     return torch.from_numpy(native.astype(np.int32) if native.itemsize < 4 else native.view(f"i{native.itemsize}"))
 

@@ -26,7 +26,7 @@ from volpipe.nets.facts import NetFacts
 from volpipe.nets.trained import Trained
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Classes, Data, TrainRecipe
-from volpipe.training.data.degrade import context
+from volpipe.training.data.degrade import coarsening, context
 from volpipe.units import count
 from volpipe.volumes.identity import (
     Identity,
@@ -96,7 +96,7 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
 
 @contextmanager
 def named(data: Data, key: str) -> Iterator[None]:
-    """Name the `key` of `data` in what is wrong with its box."""
+    """Begin errors about the box `key` of `data` with its key and volume."""
     try:
         yield
     except PlanError as error:
@@ -112,7 +112,7 @@ def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volu
     view = View(incomplete=data.incomplete)
     labels = open_volume(resolve_address(path, search_path), data.labels_key, view=view)
     labels.check_written()
-    if labels.dtype.kind not in "iu":
+    if not np.issubdtype(labels.dtype, np.integer):
         raise PlanError(f"the labels {labels} have {labels.dtype} voxels; give whole numbers, one for each object")
     if labels.num_channels != 1 or (data.any_place and labels.spatial_shape != volume.spatial_shape):
         advice = "; labels of a part are paired by their place: leave any_place out" if data.any_place else ""
@@ -143,16 +143,8 @@ def labelled_box(data: Data, volume: Volume, labels: Volume) -> Box:
     return box
 
 
-def place_notes(volume: Volume, labels: Volume, extent: Box) -> list[str]:
-    """Return what a user should know of the place of labels, in sentences."""
-    if labels.spatial_shape != volume.spatial_shape:
-        unknown = "" if volume.has_origin else ", which states no origin, so that this counts as 0"
-        return [f"the labels {labels} lie at {extent} (z, y, x) of {volume}{unknown}; windows come from there alone"]
-    return check_same_place(Paired("the volume", volume), Paired("its labels", labels), ADVICE)
-
-
 def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[str]:
-    """Return what a user should know of places and values of the volumes of `data`, in sentences.
+    """Return sentences for the user about places and values of the volumes of `data`.
 
     Raises:
         PlanError: the labels are an image.
@@ -160,8 +152,16 @@ def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[s
     labels, sample = opened.labels, take_sample(opened.volume, opened.extent)
     notes = stored_notes(opened.volume, labels)
     if labels is not None and not data.any_place:
-        notes += place_notes(opened.volume, labels, opened.extent)
-    if labels is not None and (seen := take_sample(labels)) is not None and (share := image_share(seen)) is not None:
+        if labels.spatial_shape == opened.volume.spatial_shape:
+            notes += check_same_place(Paired("the volume", opened.volume), Paired("its labels", labels), ADVICE)
+        else:
+            unknown = "" if opened.volume.has_origin else ", which states no origin, so that this counts as 0"
+            notes.append(
+                f"the labels {labels} lie at {opened.extent} (z, y, x) of {opened.volume}{unknown}; windows come from "
+                "there alone"
+            )
+    share = None if labels is None or (voxels := take_sample(labels)) is None else image_share(voxels)
+    if share is not None:
         raise PlanError(
             f"{labels} looks like an image, not like labels: of neighbouring voxels only {share:.0%} are alike, and "
             "within objects all are; name the labels"
@@ -175,7 +175,7 @@ def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[s
 
 
 def learned_from(recipe: TrainRecipe, scale: Sequence[int], search_path: str) -> Trained:
-    """Return what a training by `recipe` learns from: of windows that were stored nothing is known.
+    """Return voxel sizes, contrasts and normalisation of the volumes of `recipe`, as far as they are known.
 
     Args:
         scale: of the net, whose input has voxels so many times as long as its volumes.
@@ -202,7 +202,7 @@ def learned_from(recipe: TrainRecipe, scale: Sequence[int], search_path: str) ->
 
 
 def open_inputs(recipe: TrainRecipe, search_path: str) -> dict[str, Volume]:
-    """Return all volumes that `recipe` reads, by what they are, such as "labels 2".
+    """Return all volumes that `recipe` reads, named as messages name them, such as "labels 2".
 
     Raises:
         VolpipeError: one is missing.
@@ -218,7 +218,7 @@ def open_inputs(recipe: TrainRecipe, search_path: str) -> dict[str, Volume]:
 
 
 def cached_bytes(recipe: TrainRecipe, scale: Sequence[int], search_path: str) -> float:
-    """Return about how many bytes of decoded chunks a worker keeps that has taken the steps of `recipe`.
+    """Return about how many bytes of decoded chunks a worker holds after the steps of `recipe`.
 
     They are up to half too many, for chunks at faces are touched less often.
     """
@@ -251,7 +251,7 @@ def identities(
 
 
 def check_unchanged(inputs: Path, recipe: TrainRecipe, search_path: str) -> None:
-    """Refuse to keep what was learned from volumes that are not those whose identities the file `inputs` notes.
+    """Refuse to keep weights that were learned from volumes which have changed since the file `inputs` noted them.
 
     Voxels are compared only where files are not as they were.
 
@@ -271,8 +271,8 @@ def check_unchanged(inputs: Path, recipe: TrainRecipe, search_path: str) -> None
             )
 
 
-def seen_from(box: Box, of: Volume, other: Volume) -> Box:
-    """Return the voxels of `other`, a level of the same group as the volume `of`, that `box` of that touches."""
+def touched_box(box: Box, of: Volume, other: Volume) -> Box:
+    """Return the box in `other`, another level of the volume `of`, that `box` of `of` touches."""
     if of.spatial_shape == other.spatial_shape:
         return box
     edges: list[tuple[int, int]] = []
@@ -328,6 +328,7 @@ def check_net(recipe: TrainRecipe, facts: NetFacts) -> None:
         VolpipeError: its outputs are not what is learnt, voxel by voxel, or the windows are not those that it takes.
     """
     labels, classes, scale, kind = recipe.learns_labels, recipe.learns_classes, facts.scale, recipe.degrade.kind
+    way = coarsening(kind)
     num = len(recipe.classes.names if classes else recipe.affinities.offsets)
     section, key = ("classes", "names") if classes else ("affinities", "offsets")
     for is_so, sentence in (
@@ -340,13 +341,13 @@ def check_net(recipe: TrainRecipe, facts: NetFacts) -> None:
             f"has scale {scale}, so that y and x cannot be exchanged; set samples.swap = false",
         ),
         (
-            recipe.loss.consistency and kind != "bin" and scale != (1, 1, 1),
+            recipe.loss.consistency and not way.keeps_means and scale != (1, 1, 1),
             f"has scale {scale}, and loss.consistency compares means of its output with an input made by degrade.kind "
             f"= {kind!r}, from which means of the truth differ too; leave it out, or set degrade.kind = 'bin'",
         ),
         (labels and scale != (1, 1, 1), f"has scale {scale}, labels are learnt at scale 1; choose another"),
         (
-            kind == "none" and max(scale) > 1,
+            not way.is_coarser and max(scale) > 1,
             f"makes {' × '.join(map(str, scale))} voxels (z, y, x) of one, and degrade.kind is none, so that its input "
             "would be as fine as the truth; set degrade.kind to bin, subsample or gaussian",
         ),
@@ -396,7 +397,7 @@ def _check_window(recipe: TrainRecipe, facts: NetFacts) -> None:
 
 
 def _check_values(data: Data, opened: TrainingData, recipe: TrainRecipe) -> None:
-    """Log what a user should know of the volumes of `data`, and refuse labels that are no classes of `recipe`."""
+    """Log sentences for the user about the volumes of `data`, and refuse labels that are no classes of `recipe`."""
     for note in data_notes(data, opened, recipe.normalise):
         log.warning("%s", note, extra=NOTICE)
     own = opened.part.relative_to(opened.extent.start)  # in voxels of the labels
@@ -408,8 +409,8 @@ def _check_values(data: Data, opened: TrainingData, recipe: TrainRecipe) -> None
     if opened.labels is not None and not recipe.learns_classes:
         for note in class_notes(opened.labels, recipe.ignore, own):
             log.warning("%s", note, extra=NOTICE)
-    if opened.labels is not None and recipe.learns_classes and (seen := take_sample(opened.labels)) is not None:
-        for part in seen.boxes:
+    if opened.labels is not None and recipe.learns_classes and (sample := take_sample(opened.labels)) is not None:
+        for part in sample.boxes:
             check_classes(opened.labels, part, recipe.classes)
 
 
@@ -435,13 +436,13 @@ def closed_boxes(entries: Sequence[tuple[Volume, Box | None]]) -> list[tuple[Box
     places = [real_place(volume) for volume, _ in entries]
     held = [(box, other, place) for (other, box), place in zip(entries, places, strict=True) if box is not None]
     return [
-        tuple(seen_from(box, other, volume) for box, other, of_other in held if of_other == place)
+        tuple(touched_box(box, other, volume) for box, other, of_other in held if of_other == place)
         for (volume, _), place in zip(entries, places, strict=True)
     ]
 
 
 def check_free(data: TrainingData, closed: Sequence[Box], window: Sequence[int], around: Sequence[int]) -> None:
-    """Refuse a volume without room for a window beside the `closed` boxes.
+    """Refuse a volume without room for a window outside of the `closed` boxes.
 
     A window that is free can be moved down each axis, until it begins with the volume or behind a box.
 
@@ -468,11 +469,13 @@ def check_free(data: TrainingData, closed: Sequence[Box], window: Sequence[int],
 
 
 def differs(volume: Volume, box: Box, ignore: Ignore) -> bool:
-    """Return whether a sample of the `box` has two values that count."""
+    """Return whether a sample of the `box` has two different values, ignored labels aside."""
     sample = take_sample(volume, box)
     if sample is None:  # a worker says why
         return True
-    values = [part[~is_ignored(part, ignore)] if volume.dtype.kind in "iu" else part for part in sample.boxes]
+    values = [
+        part[~is_ignored(part, ignore)] if np.issubdtype(volume.dtype, np.integer) else part for part in sample.boxes
+    ]
     ends = [end for part in values if part.size for end in (part.min(), part.max())]
     return bool(ends) and min(ends) < max(ends)
 
@@ -489,13 +492,3 @@ def check_classes(volume: Volume | None, labels: np.ndarray, classes: Classes) -
             f"{volume} has label {beyond.max()}, classes.names are {count(len(classes.names), 'class')}, 0 to "
             f"{len(classes.names) - 1}; name more, or give classes.ignore = {beyond.max()} if nothing is known there"
         )
-
-
-def check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
-    """Refuse voxels that are NaN or infinite.
-
-    Raises:
-        PlanError: with the volume and the box.
-    """
-    if volume.dtype.kind == "f" and not np.isfinite(data).all():
-        raise PlanError(f"{volume} has NaN or infinite voxels in {box}; learn from a copy without them")

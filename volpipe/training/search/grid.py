@@ -49,7 +49,10 @@ class Sweep(Search):
         how = table.pop("combine", "product")
         if how not in ("product", "zip"):
             raise RecipeError(f"{name}: sweep.combine is {show_value(how)}; write product or zip")
-        lists = entries(table, _is_list, section=cls.kind, expected="a list of the values to try")
+        lists = entries(
+            table, lambda value: isinstance(value, list) and value != [], section=cls.kind,
+            expected="a list of the values to try",
+        )  # fmt: skip
         combinations = combined(dict(lists), how)
         recipes = [
             typed(TrainRecipe, with_overrides(tree, values), f"{name}, trial {number}", settings)
@@ -114,10 +117,6 @@ class Sweep(Search):
         combinations = json.loads(json.dumps(self.combinations))
         new = (each for i, each in enumerate(combinations) if each not in known and each not in combinations[:i])
         return [*known, *new]
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list) and value != []
 
 
 def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]) -> list[Values]:  # Any: TOML values

@@ -116,10 +116,14 @@ class Tuning(Search):
     @classmethod
     def varying(cls, table: Values, tree: Values, name: str, settings: Sequence[str]) -> Self:
         """Return the search in ranges, the ends of which are tried; see `Search`."""
+
+        def is_range(value: object) -> bool:
+            return isinstance(value, Mapping) and bool(value.keys() & {"low", "high", "log", "choices"})
+
         options = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
         ranges = {
             key: typed(Choices if "choices" in value else Range, value, f"{name}, [tune], {key}")
-            for key, value in entries(table, _is_range, section=cls.kind, expected=EXAMPLES)
+            for key, value in entries(table, is_range, section=cls.kind, expected=EXAMPLES)
         }
         search = typed(TuneSection, options | {"ranges": ranges}, f"{name}, [tune]")
         if "train.ranks" in ranges:
@@ -144,7 +148,7 @@ class Tuning(Search):
 
     @property
     def recipes(self) -> list[TrainRecipe]:
-        """The recipes with the ends of each range, and those with the first and with the last end of all.
+        """The recipes with each end of each range alone, and with the first, and the last, end of all ranges together.
 
         Raises:
             RecipeError: as of `recipe_with`.
@@ -170,10 +174,6 @@ class Tuning(Search):
         return best_trial(folder, self.num)
 
 
-def _is_range(value: object) -> bool:
-    return isinstance(value, Mapping) and bool(value.keys() & {"low", "high", "log", "choices"})
-
-
 class Study(TrialSource):
     """The trials of a tuning as they are asked for, until there are all, in Optuna's storage in `folder`.
 
@@ -186,11 +186,22 @@ class Study(TrialSource):
 
     def __init__(self, tuning: Tuning, folder: Path) -> None:
         import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
 
         super().__init__(self._trials(), [tuning.recipe])
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.tuning, self.folder = tuning, folder
-        self._study = _open_study(tuning, folder)
+        path = folder / STUDY
+        # A killed driver may have left the last line unfinished, which would spoil the next one.
+        if path.is_file() and not (data := path.read_bytes()).endswith(b"\n"):
+            os.truncate(path, data.rfind(b"\n") + 1)
+        storage = JournalStorage(JournalFileBackend(str(path)))
+        study = optuna.create_study(storage=storage, study_name="volpipe", direction="maximize", load_if_exists=True)
+        # With the same seed, a new sampler would draw the same values again.
+        study.sampler = optuna.samplers.TPESampler(seed=tuning.search.seed + len(study.get_trials(deepcopy=False)))
+        study.pruner = _pruner(tuning)
+        self._study = study
         self._check_same_search()
         self._asked: dict[str, optuna.Trial] = {}
         self._reported: dict[str, set[int]] = {}
@@ -201,7 +212,7 @@ class Study(TrialSource):
             self._study.enqueue_trial(trial.params, {FOLDER: _folder_of(trial)})
 
     def _trials(self) -> Iterator[Trial]:
-        """Yield trials as they are asked for, until there are all: new ones, and ones that died."""
+        """Yield trials, new ones and those of a driver that died, until the search has had its number."""
         from optuna.trial import TrialState
 
         def has_more() -> bool:
@@ -253,7 +264,9 @@ class Study(TrialSource):
             self._study.tell(trial, state=TrialState.FAIL)
         else:
             self._study.tell(trial, result.score)
-            self._store_best()
+            best = self._study.best_trial
+            values: Values = {key: self._toml_value(key, value) for key, value in best.params.items()}
+            atomic_write(self.folder / BEST, to_toml(self.tuning.recipe_with(values)).encode())
         self._ended.append(result.state)
         if self._ended == ["failed"] * FAILURES_TO_STOP:
             raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
@@ -274,11 +287,6 @@ class Study(TrialSource):
 
     def _toml_value(self, key: str, value: Any) -> Any:  # Any: a TOML value
         return json.loads(value) if isinstance(self.tuning.search.ranges[key], Choices) else value
-
-    def _store_best(self) -> None:
-        best = self._study.best_trial
-        values: Values = {key: self._toml_value(key, value) for key, value in best.params.items()}
-        atomic_write(self.folder / BEST, to_toml(self.tuning.recipe_with(values)).encode())
 
     def _check_same_search(self) -> None:
         """Refuse a recipe or ranges that differ from the study's; the number of trials may change."""
@@ -305,22 +313,6 @@ def _check_installed() -> None:
         raise RunError("volpipe tune needs Optuna: pip install 'volpipe[tune]'") from error
 
 
-def _open_study(tuning: Tuning, folder: Path) -> optuna.Study:
-    """Return the study in `folder`, a new one if there is none."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    path = folder / STUDY
-    _mend(path)
-    storage = JournalStorage(JournalFileBackend(str(path)))
-    study = optuna.create_study(storage=storage, study_name="volpipe", direction="maximize", load_if_exists=True)
-    # With the same seed, a new sampler would draw the same values again.
-    study.sampler = optuna.samplers.TPESampler(seed=tuning.search.seed + len(study.get_trials(deepcopy=False)))
-    study.pruner = _pruner(tuning)
-    return study
-
-
 def _pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
     from optuna import pruners
 
@@ -329,14 +321,6 @@ def _pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
     if tuning.search.pruner == "halving":
         return pruners.SuccessiveHalvingPruner(tuning.recipe.train.validate_every, reduction_factor=3)
     return pruners.NopPruner()
-
-
-def _mend(path: Path) -> None:
-    """Cut off the storage's last line if a killed driver left it unfinished; it would spoil the next one."""
-    if path.is_file():
-        data = path.read_bytes()
-        if not data.endswith(b"\n"):
-            os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def _folder_of(trial: optuna.trial.FrozenTrial) -> str:

@@ -29,7 +29,13 @@ MOST_TRIALS, MOST_POINTS = 200, 40  # whose scores are read; points of a curve, 
 def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     """Return the report of the trials in `folder`, while they are trained as well."""
     path = folder.path
-    rows = _trial_rows(path)
+    rows = read_table(path)
+    known = {str(row["trial"]).zfill(3) for row in rows}
+    folders = sorted(entry for entry in path.glob("[0-9]*") if entry.is_dir() and entry.name not in known)
+    for entry in folders:
+        if Training.load(entry) is not None:  # a trial that no session has put into the table
+            state = "begun" if (entry / LOSSES).is_file() else "waiting"
+            rows.append({"trial": int(entry.name), "steps": newest_step(entry), "state": state})
     done = sum(row["state"] == "done" for row in rows)
     is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
     tally, names = JournalTally(), [str(row["trial"]).zfill(3) for row in rows]
@@ -50,20 +56,6 @@ def read_table(path: Path) -> list[dict[str, Any]]:  # Any: JSON
         return [row for row in rows if isinstance(row, dict) and "trial" in row]
     except (OSError, ValueError, TypeError):
         return []
-
-
-def _trial_rows(path: Path) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the table that a session left, and those trials that only their folders know."""
-    rows = read_table(path)
-    known = {str(row["trial"]).zfill(3) for row in rows}
-    folders = sorted(entry for entry in path.glob("[0-9]*") if entry.is_dir() and entry.name not in known)
-    return rows + [_row_of(entry) for entry in folders if Training.load(entry) is not None]
-
-
-def _row_of(folder: Path) -> dict[str, Any]:
-    """Return the row of a trial that is in no table yet."""
-    state = "begun" if (folder / LOSSES).is_file() else "waiting"
-    return {"trial": int(folder.name), "steps": newest_step(folder), "state": state}
 
 
 def _trial_sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:

@@ -96,7 +96,7 @@ OnEnd = Callable[[TrialResult], None]
 
 
 class TrialResults(list[TrialResult]):
-    """The results of all trials of a search; nothing is left of those in one of the states `ended`."""
+    """The results of all trials of a search; a trial in one of the states `ended` is over."""
 
     def __init__(self, rows: Iterable[TrialResult], ended: Sequence[str]) -> None:
         super().__init__(rows)
@@ -123,10 +123,10 @@ class TrialSource:
         self.trials, self.recipes, self.known = iter(trials), recipes, known
 
     def watch(self, trial: Trial) -> None:
-        """Look at the scores of a trial under way, and stop one that lags behind."""
+        """Read the scores of a trial under way, and ask it to stop if it lags behind."""
 
     def keep(self, result: TrialResult) -> None:
-        """Take note of a result; what it raises stops the others."""
+        """Keep a result; an error raised here stops the other trials."""
 
     def ordered(self, rows: list[TrialResult]) -> list[TrialResult]:
         """Return the results of all trials in the order of their table, from those that are known by now."""
@@ -134,7 +134,7 @@ class TrialSource:
 
 
 class Search(ABC):
-    """A recipe and what is varied in it, for trainings side by side.
+    """A recipe with values to vary, each combination of which is a training of its own.
 
     Attributes:
         kind: of the command, and the section of the recipe that says what is varied; `example` is one.
@@ -150,7 +150,7 @@ class Search(ABC):
     @property
     @abstractmethod
     def recipes(self) -> Sequence[TrainRecipe]:
-        """The recipes of all trainings, or those with the ends of each range."""
+        """The recipes of all trainings; of a search in ranges, those with the ends of each range."""
 
     @property
     @abstractmethod
@@ -185,7 +185,7 @@ class Search(ABC):
 
     @abstractmethod
     def left(self, folder: Path) -> Sequence[TrainRecipe]:
-        """Return recipes that are still to be trained in `folder`, whose volumes are looked at before."""
+        """Return the recipes that are not trained yet in `folder`, whose volumes are checked before any begins."""
 
     @abstractmethod
     def source(self, folder: Path, search_path: Path) -> TrialSource:
@@ -200,14 +200,14 @@ class Search(ABC):
         """Return the folder of the best training of all; None while some are left."""
 
     def check_same(self, folder: Path, search_path: Path) -> None:  # noqa: B027
-        """Refuse a folder with trainings by other recipes, as far as that can be told before it is held."""
+        """Refuse a folder with trainings by other recipes, as far as that shows before its lock is held."""
 
 
 def run_search(
     search: Search, out: Path, start: Start, *, search_path: Path, fresh: bool = False,
     on_end: OnEnd = lambda result: None,
 ) -> list[TrialResult]:  # fmt: skip
-    """Train what is missing of `search`, each training in its own folder in `out`, and return the results of all.
+    """Train the trials of `search` that are not complete, each in its own folder in `out`, and return all results.
 
     Complete trainings are left alone, others resume from their checkpoints; a failed one stops no other.
 
@@ -336,7 +336,7 @@ def best_trial(folder: Path, asked: Sequence[Values] | int = 0) -> Path | None:
 
 @dataclass
 class Trials:
-    """Trials, each in a folder of its own in that of them all.
+    """The trials of a search at work, each in its own folder within the search's.
 
     Attributes:
         search_path: folder that the recipes' relative names count from.
@@ -422,7 +422,7 @@ class Trials:
                 )
 
     def _end_trial(self, source: TrialSource, ended: Ended[None]) -> None:
-        """Hand on how a trial ended."""
+        """Log the end of a trial, and keep its result."""
         name, error = ended.work.name, ended.error
         if error is not None and not isinstance(error, TrainingFailed):
             raise error

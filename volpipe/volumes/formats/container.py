@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 
@@ -21,21 +21,9 @@ from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Index
 from volpipe.text import looks
 from volpipe.volumes.dialects import bigdataviewer
-from volpipe.volumes.dialects.attributes import read_place as read_listed_place
-from volpipe.volumes.formats import (
-    flat,
-    hdf5,
-    hdf5_probe,
-    mrc,
-    n5,
-    npy,
-    ome,
-    picture,
-    precomputed,
-    tiff,
-    tiff_folder,
-    zarr,
-)
+from volpipe.volumes.formats import ome, tiff_folder, zarr
+from volpipe.volumes.formats.format import PACKED, ArrayFolders, Files, Folders, Format, listed_place
+from volpipe.volumes.formats.known import BY_NAME, FORMATS, format_named
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import object_store, paths, tensorstore
 from volpipe.volumes.storage.chunk_files import as_fill
@@ -46,106 +34,42 @@ from volpipe.volumes.storage.metadata import (
     Multiscale,
     Place,
     Tree,
-    check_same,
     merge_json,
     plain,
     read_json,
-    usual_axes,
     write_json,
 )
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.tensorstore import StoredArray
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-MARKS = {
-    "n5": ("attributes.json",),
-    "zarr2": (".zarray", ".zgroup"),
-    "zarr3": ("zarr.json",),
-    "precomputed": (),  # its `info` is a name that other files may have
-}
-METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json", "info")  # of files, of all formats
-USUAL_NAMES = ("attributes.json", "zarr.json")  # of those that are asked for first
-GROUP_NAMES = (*itertools.chain.from_iterable(MARKS.values()), precomputed.FILE)  # by which a folder is of a format
-SUFFIXES = precomputed.CONTAINERS
+READERS = tuple(dict.fromkeys(each.folders for each in FORMATS if each.folders is not None))
+ARRAYS = tuple(dict.fromkeys(each.arrays for each in FORMATS if each.arrays is not None))
+METADATA_NAMES = tuple(name for each in ARRAYS for name in each.metadata_names)  # of files, of all formats
+USUAL_NAMES = tuple(each.usual_file for each in READERS if each.usual_file)  # of those that are asked for first
+BESIDE_CHUNKS = tuple(each.metadata_file for each in ARRAYS if each.metadata_file)  # of an array
+GROUP_NAMES = tuple(name for each in ARRAYS for name in each.marks or each.metadata_names)  # by which a folder is one's
+SUFFIXES = tuple(suffix for each in FORMATS if each.arrays is not None for suffix in each.suffixes)  # of containers
 LEAST_SUFFIX, NEARLY = 3, 0.75  # letters and likeness (difflib) of what is a slip of the keyboard
-ARRAY_FORMATS = {  # of the arrays in a folder, by its format
-    **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
-    "ome-zarr-0.4": "zarr2",
-    "ome-zarr-0.5": "zarr3",
-}
-SHARDED = ("zarr3", "precomputed")  # of these array formats
-ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json", "precomputed": precomputed.FILE}
 RECORD, INCOMPLETE = "volpipe", "incomplete"  # the attribute of what we write, and its key while that is unfinished
 RUN_KEY = "run"  # of the group that says what of an output changes from run to run
-METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}  # beside the chunks
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
-MRC_MAP = 208  # where "MAP " stands
-PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
+START_BYTES = 1024  # of a file, by which it is recognised: the longest header is MRC's
 MOST_OPENED = 256  # arrays that a process keeps, 30 KiB each (2026-11-23); the oldest is opened anew where it is needed
-_opened: dict[tuple[int, Location, object], tuple[object, object]] = {}
 _lock = threading.Lock()
 
 
-class FileFormat(Protocol):
-    """A format of single files; modules of formats are of this kind."""
+class Opened(Protocol):
+    """What is open of an array, whose `header` says in which files that lies."""
 
-    def read_header(self, file: Path, key: str) -> Header | None:
-        """Return the header of the array `key` in `file`, None where that is none, but may hold some."""
-
-    def read_attributes(self, file: Path, key: str) -> Tree:
-        """Return the attributes of the group or array `key`, {} where there is none."""
-
-    def read_datasets(self, file: Path, key: str) -> tuple[Dataset, ...] | None:
-        """Return the levels at `key` that the file itself names, in that order; None where it names none."""
-
-    def exists(self, file: Path, key: str) -> bool:
-        """Return whether there is an array, or a group of them, at `key`."""
-
-    def walk(self, file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
-        """Yield the keys, counted from `key`, of all arrays there; groups of levels count as one unless entered."""
-
-    def open_array(self, header: Header, cache_bytes: int) -> StoredArray:
-        """Return the array of `header`; where voxels must be decoded, `cache_bytes` of them are kept in memory."""
+    @property
+    def header(self) -> Header: ...
 
 
-@dataclass(frozen=True)
-class OneArray:
-    """A format whose files hold one array each."""
-
-    read: Callable[[Path], Header]
-    open_array: Callable[[Header, int], StoredArray] = flat.open_array
-
-    def read_header(self, file: Path, key: str) -> Header | None:
-        return None if key else self.read(file)
-
-    def read_attributes(self, file: Path, key: str) -> Tree:
-        return {} if key else dict(self.read(file).attributes)
-
-    def read_datasets(self, file: Path, key: str) -> tuple[Dataset, ...] | None:
-        return None
-
-    def exists(self, file: Path, key: str) -> bool:
-        return not key
-
-    def walk(self, file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
-        yield ""
-
-
-FILES: dict[str, FileFormat] = {
-    "hdf5": hdf5,
-    "tiff": tiff,
-    "mrc": OneArray(mrc.read_header),
-    "npy": OneArray(npy.read_header),
-    "picture": OneArray(picture.read_as_grey, picture.open_array),
-}
-
-
-def chunk_channels(array_format: str, channels: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many of `channels`, () of an array without that axis, lie in a chunk: precomputed has all in each."""
-    return channels if array_format == "precomputed" else (1,) * len(channels)
+T = TypeVar("T", bound=Opened)
+_opened: dict[tuple[int, Location, object], tuple[object, object, Opened]] = {}  # and the states of its files
 
 
 def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Location, str]:
@@ -203,8 +127,8 @@ def _root(path: Location) -> Location:
 
 
 def _is_group(folder: Location) -> bool:
-    """Return whether `folder` says that it is a group; on the web, where each file costs a request, of N5 or Zarr."""
-    return any(_is_of(name, folder) for name in MARKS if name != "precomputed" or isinstance(folder, Path))
+    """Return whether `folder` says that it is a group; on the web, where each file costs a request, by its marks."""
+    return any(each.owns(folder) for each in ARRAYS if each.marks or isinstance(folder, Path))
 
 
 def split(folder: Location) -> tuple[Path, str] | None:
@@ -219,88 +143,80 @@ def split(folder: Location) -> tuple[Path, str] | None:
     return None
 
 
-def file_format(file: Path) -> FileFormat:
-    """Return the format of a file, by its bytes and not by its name; see `_find_format`."""
-    return FILES[_find_format(file)]
+def files_of(file: Path) -> Files:
+    """Return the reader of a file, by its bytes and not by its name; see `find_format`."""
+    files = find_format(file).files
+    assert files is not None
+    return files
 
 
-def _find_format(file: Path) -> str:
-    """Return "hdf5", "tiff", "mrc", "npy" or "picture", by the bytes of the file and not by its name.
+def find_format(file: Path) -> Format:
+    """Return the format of a file, by its bytes and not by its name.
 
     Raises:
-        VolumeError: it is none of these, or cannot be read.
+        VolumeError: none is known, or it cannot be read.
     """
     try:
         with file.open("rb") as stream:
-            start = stream.read(mrc.SIZE)
+            start = stream.read(START_BYTES)
     except OSError as error:
         paths.check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
-    if start[:4] in tiff.MAGICS:
-        return "tiff"
-    if start.startswith(npy.MAGIC):
-        return "npy"
-    if start.startswith(picture.MAGICS):
-        return "picture"
-    if start[MRC_MAP:].startswith(mrc.MARK):
-        return "mrc"
-    if _is_hdf5(file):
-        return "hdf5"
+    marks = sorted((at, magic, each.name) for each in FORMATS for at, magic in each.magics)
+    marked = next((name for at, magic, name in marks if start.startswith(magic, at)), "")
+    if marked:
+        return BY_NAME[marked]
+    recognised = next((each for each in FORMATS if each.recognises is not None and each.recognises(file, start)), None)
+    if recognised is not None:
+        return recognised
     packer = next((name for mark, name in PACKED.items() if start.startswith(mark)), "")
     if packer:
         raise VolumeError(f"{file} is packed by {packer}, so that no box of it can be read; unpack it first")
-    if mrc.is_unmarked(file, start):
-        return "mrc"
+    known = [each.title for each in FORMATS if each.title]
     raise VolumeError(
         f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows{looks(start)}: it reads "
-        "HDF5, TIFF, MRC and .npy files, PNG and JPEG, and N5 and Zarr folders"
+        f"{', '.join(known)} and folders of slices"
     )
-
-
-def _is_hdf5(file: Path) -> bool:
-    """Tell whether the signature stands at byte 0, 512, 1024 and so on, as HDF5 allows (MATLAB puts it at 512)."""
-    size, offset = file.stat().st_size, 0
-    with file.open("rb") as stream:
-        while offset + 8 <= size:
-            stream.seek(offset)
-            if stream.read(8) == hdf5.MAGIC:
-                return True
-            offset = max(512, 2 * offset)
-    return False
 
 
 def probe_file(folder: Location) -> None:
     """Raise where `folder` is, or leads into, a file whose metadata crash or hang the library that reads them."""
     within = split(folder)
-    if within is not None and _find_format(within[0]) == "hdf5":
-        hdf5_probe.check(within[0])
+    if within is not None:
+        files_of(within[0]).probe(within[0])
 
 
 def why_several(folder: Location) -> str:
     """Return why a file at `folder` holds several arrays where a stack may be meant, "" where it does not say."""
     within = split(folder)
-    return tiff.why_several(within[0]) if within is not None and _find_format(within[0]) == "tiff" else ""
+    return files_of(within[0]).why_several(within[0]) if within is not None else ""
 
 
 def read_header(folder: Location) -> Header | None:
     """Return the header of the array at `folder`, None where there is none; VolumeError where it is broken."""
     within = split(folder)
     if within is not None:
-        return file_format(within[0]).read_header(*within)
+        return files_of(within[0]).read_header(*within)
     with _reading([folder], USUAL_NAMES):
-        header = n5.read_header(folder) or zarr.read_header(folder) or precomputed.read_header(folder)
-    if header is not None:
+        header = next(filter(None, (each.read_header(folder) for each in _readers(folder))), None)
+    if header is not None and not header.has_slices:
         paths.check_letters(folder)
-    return header or (tiff_folder.read_header(folder) if isinstance(folder, Path) else None)
+    return header
+
+
+def _readers(folder: Location) -> Iterator[Folders]:
+    """Yield who may read the array at `folder`; one named as a container is no level of what lies around it."""
+    is_container = folder.suffix.lower() in SUFFIXES
+    return (each for each in READERS if each.files_above is None or not is_container)
 
 
 def read_attributes(folder: Location) -> Tree:
     """Return the attributes of the group at `folder`, {} where it has none."""
     within = split(folder)
     if within is not None:
-        return file_format(within[0]).read_attributes(*within)
+        return files_of(within[0]).read_attributes(*within)
     with _reading([folder], USUAL_NAMES):
-        return n5.read_attributes(folder) or zarr.read_attributes(folder) or precomputed.read_attributes(folder)
+        return next(filter(None, (each.read_attributes(folder) for each in READERS)), {})
 
 
 def _reading(folders: Iterable[Location], names: Sequence[str]) -> AbstractContextManager[None]:
@@ -316,14 +232,13 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
         VolumeError: its metadata are wrong.
     """
     within = split(folder)
-    if within is None:
-        named = ome.read_datasets(read_attributes(folder), folder)
+    if within is not None:
+        named = files_of(within[0]).read_datasets(*within)
     else:
-        named = file_format(within[0]).read_datasets(*within)
-    named = named or precomputed.read_datasets(folder)
+        with _reading([folder], USUAL_NAMES):
+            reader = next((each for each in READERS if each.read_attributes(folder)), None)
+            named = None if reader is None else reader.read_datasets(folder)
     if named is not None:
-        is_n5 = within is None and bool(n5.read_attributes(folder))
-        named = tuple(replace(each, axes=n5.in_c_order(each.axes)) if is_n5 and each.axes else each for each in named)
         return _finest_first(folder, named)
     count = 0
     while _holds(read_header, folder / f"s{count}"):
@@ -383,18 +298,11 @@ def _holds(read: Callable[[Location], object], folder: Location) -> bool:
 
 
 def read_place(header: Header, container: Location) -> Place:
-    """Return where the array of `header` says that it lies, or the groups around it if it is in N5."""
+    """Return where the array of `header`, or what is around it, says that it lies."""
     if header.place is not None:
         return header.place
-    if header.format != "n5":
-        return read_listed_place(header.attributes, header.axes or usual_axes(header.shape))
-    parts = inside(header.folder, container)
-    parents = [n5.read_attributes(container.joinpath(*parts[:n])) for n in range(len(parts))]
-    place = n5.read_place(header, parents)
-    if place.voxel_size_nm is not None or not isinstance(container, Path):
-        return place
-    factors = n5.read_factors(header, parents)
-    return (factors and bigdataviewer.read_n5_place(container, "/".join(parts), factors)) or place
+    arrays = format_named(header.format).arrays
+    return listed_place(header) if arrays is None else arrays.read_place(header, container)
 
 
 def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
@@ -405,7 +313,7 @@ def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
     """
     within = split(root)
     if within is not None:
-        yield from file_format(within[0]).walk(*within, enter_groups=enter_groups)
+        yield from files_of(within[0]).walk(*within, enter_groups=enter_groups)
         return
     if isinstance(root, object_store.Remote) and not root.is_s3:
         yield from _named_arrays(root, enter_groups=enter_groups)
@@ -441,23 +349,29 @@ def _named_arrays(root: object_store.Remote, *, enter_groups: bool) -> Iterator[
 
 
 def once(folder: Location, purpose: object, make: Callable[[], T], *, has_slices: bool = False) -> T:
-    """Return this process's object for the folder and purpose, made anew if the metadata have changed."""
+    """Return this process's object for the folder and purpose, made anew if its metadata or data files have changed."""
     place = (os.getpid(), folder, purpose)
     now = state(folder, has_slices=has_slices)
     known = _opened.get(place)
-    if known is None or known[0] != now:
+    if known is None or known[:2] != (now, _data_state(known[2])):
         with _lock:
             known = _opened.get(place)
-            if known is None or known[0] != now:
+            if known is None or known[:2] != (now, _data_state(known[2])):
                 while len(_opened) >= MOST_OPENED:  # a batch opens those of thousands of datasets
                     del _opened[next(iter(_opened))]
-                known = _opened[place] = (now, make())
-    return known[1]  # type: ignore[return-value]  # the purpose decides which
+                made = make()
+                known = _opened[place] = (now, _data_state(made), made)
+    return known[2]  # type: ignore[return-value]  # the purpose decides which
+
+
+def _data_state(opened: Opened) -> tuple[object, ...]:
+    """Return a value that changes when a data file beside an array's own does."""
+    return tuple(entry for file in opened.header.data_files or () for entry in paths.state(file.parent, [file.name]))
 
 
 def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
     """Return a value that changes when an array's metadata do; those of slices are their names."""
-    states = () if has_slices else paths.state(folder, METADATA_FILES.values())
+    states = () if has_slices else paths.state(folder, BESIDE_CHUNKS)
     if states or not (has_slices or isinstance(folder, Path)):
         return states
     within = split(folder)
@@ -465,20 +379,25 @@ def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
         return paths.state(within[0].parent, [within[0].name])
     if has_slices or not isinstance(folder, Path):
         return paths.state(folder.parent, [folder.name])
-    return tuple(entry for root in precomputed.roots(folder) for entry in paths.state(root, [precomputed.FILE]))
+    above = (each.files_above(folder) for each in _readers(folder) if each.files_above is not None)
+    files = itertools.chain.from_iterable(above)
+    return tuple(entry for file in files for entry in paths.state(file.parent, [str(file.name)]))
 
 
 def open_array(
     header: Header, cache_bytes: int, *, live: bool, check_missing: Callable[[Index], None] = as_fill
 ) -> StoredArray:
-    """Return the array through its format, or by its chunk files; what tensorstore does not know, by zarr-python.
+    """Return the array through its format, or by its chunk files; what tensorstore does not know, by another library.
 
     `check_missing` raises where the file at a place of the grid, which is not there, should be.
     """
-    if "names" in header.known:
+    if header.has_slices:
         return tiff_folder.SliceArray(header, cache_bytes)
-    if header.format in FILES:
-        return FILES[header.format].open_array(header, cache_bytes)
+    format = format_named(header.format)
+    if format.files is not None:
+        return format.files.open_array(header, cache_bytes)
+    assert format.arrays is not None
+    failure: ValueError | None = None
     try:
         if not header.unsupported:
             if isinstance(header.folder, Path):
@@ -487,10 +406,12 @@ def open_array(
             array = tensorstore.open_array(header, cache_bytes=max(cache_bytes, INDEX_BYTES), live=live)
             return FetchedArray(header, cache_bytes, check_missing, live=live) if can_fetch(header) else array
     except ValueError as error:
-        if header.format == "n5":
-            raise VolumeError(f"{header.folder}: {error}") from error
-        log.info("%s: %s; zarr-python is tried", header.folder, error)
-    return zarr.ZarrArray(header)
+        failure = error
+        log.info("%s: %s; another library is tried", header.folder, error)
+    other = format.arrays.open_otherwise(header)
+    if other is None:
+        raise VolumeError(f"{header.folder}: {failure or header.unsupported}") from failure
+    return other
 
 
 def create_array(
@@ -509,50 +430,57 @@ def create_array(
     Raises:
         VolumeError: the format has no such array, or something else is there.
     """
-    if format not in MARKS:
-        raise VolumeError(f"format {format!r} is not known; use {', '.join(MARKS)}")
-    container, key = absolute(path), key.strip("/")
+    arrays, container, key = array_folders(format), absolute(path), key.strip("/")
     within = split(container)
     if within is not None:
         raise VolumeError(f"{within[0]} is a file; {format} needs a folder: choose another place")
-    if format == "precomputed":
-        create_groups(container, key, format)
-        precomputed.create_array(container, key, spec)
-        return
-    if spec.codec == precomputed.SEGMENTATION:
-        raise VolumeError(
-            f"codec {spec.codec} is precomputed's alone; choose gzip or zstd for {format}, or write to a name that "
-            "ends in .precomputed"
-        )
-    documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
-    folder = container / key
-    for name, tree in documents.items():
-        old = read_json(folder / name)
-        if old is not None and (format != "n5" or "dimensions" in old):
-            _check_same(old, tree, folder / name)
+    _check_codec(spec.codec, format)
+    new = arrays.new_files(container, key, spec)
     create_groups(container, key, format)
-    for name, tree in reversed(documents.items()):  # .zattrs first: with .zarray the array is there
-        if name != "zarr.json" or not paths.is_file(folder / name):
-            merge_json(folder / name, tree)
+    for file, tree in new.items():
+        merge_json(file, tree)
+
+
+def array_folders(format: str) -> ArrayFolders:
+    """Return who keeps arrays of this format in folders.
+
+    Raises:
+        VolumeError: nobody does, or only in a group of another format's.
+    """
+    known = {each.name: each for each in ARRAYS}
+    if format not in known:
+        raise VolumeError(f"format {format!r} is not known; use {', '.join(known)}")
+    return known[format]
+
+
+def folders_of(format: str) -> ArrayFolders:
+    """Return who keeps the arrays of this format, or of its groups, in folders."""
+    arrays = format_named(format).arrays
+    assert arrays is not None, f"{format} has no folders"
+    return arrays
+
+
+def _check_codec(codec: str, format: str) -> None:
+    """Refuse a codec that another format alone has.
+
+    Raises:
+        VolumeError: with those that would do.
+    """
+    written = [each for each in FORMATS if each.arrays is not None and each.writing and codec in each.writing.codecs]
+    if len(written) == 1 and written[0].name != format:
+        raise VolumeError(
+            f"codec {codec} is {written[0].name}'s alone; choose gzip or zstd for {format}, or write to a name that "
+            f"ends in {written[0].suffixes[0]}"
+        )
 
 
 def grow_array(path: str | os.PathLike[str] | object_store.Remote, key: str, spec: ArraySpec, format: str) -> None:
     """Give the array `key` in the container at `path`, if there is one, the shape of `spec`; no voxel is touched."""
-    documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
-    for name, tree in documents.items():
+    for name, tree in array_folders(format).documents(spec).items():
         file = absolute(path) / key / name
         shape: Tree = {what: tree[what] for what in ("shape", "dimensions") if what in tree}
         if shape and paths.is_file(file):
             merge_json(file, shape)
-
-
-def _check_same(old: Tree, new: Tree, file: Location) -> None:
-    """Raise unless the metadata `old` in `file` say all that `new` does; they may say more."""
-    pairs = [(key, old.get(key), value) for key, value in new.items() if key != "attributes"]
-    added = old.get("attributes")
-    pairs += [(key, (added or {}).get(key), value) for key, value in new.get("attributes", {}).items()]
-    for key, was, value in pairs:
-        check_same(file, key, was, value)
 
 
 def create_groups(container: Location, key: str, format: str) -> None:
@@ -561,28 +489,22 @@ def create_groups(container: Location, key: str, format: str) -> None:
     Raises:
         VolumeError: one of them is an array, or of another format.
     """
-    parts = PurePosixPath(key).parts
+    own, parts = array_folders(format), PurePosixPath(key).parts
     folders = [container.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
     with _reading(folders, GROUP_NAMES):
         for depth, folder in enumerate(folders):
-            for other in MARKS:
-                if other != format and _is_of(other, folder):
-                    raise VolumeError(f"{folder} is {other}; {format} cannot be written into it: choose another place")
+            for other in ARRAYS:
+                if other is not own and other.owns(folder):
+                    raise VolumeError(
+                        f"{folder} is {other.name}; {format} cannot be written into it: choose another place"
+                    )
             if depth == len(parts):
                 return
             if read_header(folder) is not None:
                 raise VolumeError(f"{folder} is an array; {key} cannot be made inside it")
-            documents = n5.group_documents(depth == 0) if format == "n5" else {}
-            documents |= zarr.group_documents(int(format[-1])) if format in ("zarr2", "zarr3") else {}
-            for name, tree in documents.items():
+            for name, tree in own.group_documents(is_root=depth == 0).items():
                 if not paths.is_file(folder / name):
                     write_json(folder / name, tree)
-
-
-def _is_of(format: str, folder: Location) -> bool:
-    if format == "precomputed":
-        return precomputed.read_info(folder) is not None
-    return any(paths.is_file(folder / mark) for mark in MARKS[format])
 
 
 def create_multiscale(
@@ -606,40 +528,19 @@ def create_multiscale(
     Raises:
         VolumeError: an array is missing, of another format or of other axes.
     """
-    formats = {name: array_format for name, array_format in ARRAY_FORMATS.items() if name != "zarr3"}
-    if format not in formats:
-        raise VolumeError(f"format {format!r} is not known; use {', '.join(formats)}")
-    container = absolute(path)
+    known = [each.name for each in FORMATS if each.write_group is not None]
+    if format not in known:
+        raise VolumeError(f"format {format!r} is not known; use {', '.join(known)}")
+    chosen, container = format_named(format), absolute(path)
+    assert chosen.arrays is not None and chosen.write_group is not None
     folder = container / key.strip("/")
-    _check_levels(folder, multiscale, formats[format])
-    create_groups(container, f"{key}/{multiscale.levels[0].key}".strip("/"), formats[format])
-    _write_group(folder, multiscale, format, {"volpipe": dict(attributes)} if attributes else {})
-
-
-def _write_group(folder: Location, multiscale: Multiscale, format: str, own: Tree) -> None:
-    """Write what a group, and in some formats its arrays, say of its levels; `own` goes beside it."""
-    old = read_attributes(folder)
+    _check_levels(folder, multiscale, chosen.arrays.name)
+    create_groups(container, f"{key}/{multiscale.levels[0].key}".strip("/"), chosen.arrays.name)
+    old, own = read_attributes(folder), {RECORD: dict(attributes)} if attributes else {}
     mark = mark_in(old)
     if mark is not None:
-        own = own | {RECORD: dict(own.get(RECORD) or old[RECORD]) | {INCOMPLETE: mark}}
-    if format == "ome-zarr-0.5":
-        new = ome.named(ome.group_attributes(multiscale, "0.5", own), is_incomplete=mark is not None)
-        merge_json(folder / "zarr.json", {"attributes": old | new})
-    elif format == "ome-zarr-0.4":
-        new = ome.group_attributes(multiscale, "0.4", own)
-        merge_json(folder / ".zattrs", ome.named(new, is_incomplete=mark is not None))
-    elif format == "precomputed":
-        precomputed.write_group(folder, multiscale, own)
-    elif format == "n5":
-        for level in multiscale.levels:
-            merge_json(folder / level.key / n5.FILE, n5.array_attributes(multiscale, level))
-        new = n5.group_attributes(multiscale) | plain(own)
-        merge_json(folder / n5.FILE, ome.named(new, is_incomplete=mark is not None))
-    else:
-        for level in multiscale.levels if multiscale.voxel_size_nm else ():
-            merge_json(folder / level.key / ".zattrs", {"transform": n5.cosem_transform(multiscale, level)})
-        new = {"multiscales": [n5.cosem_multiscale(multiscale)], **own}
-        merge_json(folder / ".zattrs", ome.named(new, is_incomplete=mark is not None))
+        own |= {RECORD: dict(own.get(RECORD) or old[RECORD]) | {INCOMPLETE: mark}}
+    chosen.write_group(folder, multiscale, own, mark is not None)
 
 
 def mark_in(attributes: Mapping[str, Any]) -> Tree | None:  # Any: JSON
@@ -668,17 +569,18 @@ def write_record(container: Location, record: Mapping[str, Any], format: str) ->
 
 def _change_record(container: Location, key: str, format: str, change: Callable[[Tree], Tree]) -> None:
     """Write the record in the attributes of the group or array `key` as `change` returns it for the old one."""
-    file = container / key / ATTRIBUTE_FILES[format]
+    arrays = array_folders(format)
+    file = container / key / arrays.attributes_file
     tree = read_json(file)
     if tree is None:
         create_groups(container, key or "s0", format)
         tree = read_json(file) or {}
-    old = (tree.get("attributes") or {}) if format == "zarr3" else tree
+    old = arrays.attributes_of(tree)
     record = change(old.get(RECORD) or {})
-    new = {key: value for key, value in old.items() if key != RECORD} | ({RECORD: record} if record else {})
+    new = {name: value for name, value in old.items() if name != RECORD} | ({RECORD: record} if record else {})
     new = ome.named(new, is_incomplete=INCOMPLETE in record)
     if new != old:
-        write_json(file, tree | {"attributes": new} if format == "zarr3" else new)
+        write_json(file, arrays.with_attributes(tree, new))
 
 
 def _check_levels(folder: Location, multiscale: Multiscale, format: str) -> None:

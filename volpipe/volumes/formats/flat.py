@@ -123,10 +123,14 @@ class Turned:
 
 
 def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | Turned:
-    """Return the one array of a file, whose offset, type and, where it is in Fortran order, turn its header knows."""
+    """Return the array of `header`, which knows its offset, its type and, where it is in Fortran order, its turn.
+
+    It lies in the first data file that the header names, or in the header's own.
+    """
     known, is_turned = header.known, header.known.get("turned", False)
     shape = header.shape[::-1] if is_turned else header.shape
-    array = FlatArray(RawFile(header.path), known["offset"], known["stored"], shape)
+    file = header.data_files[0] if header.data_files else header.path
+    array = FlatArray(RawFile(file), known["offset"], known["stored"], shape)
     return Turned(array) if is_turned else array
 
 

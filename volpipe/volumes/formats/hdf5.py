@@ -7,6 +7,7 @@ The library reads one thing at a time, so threads take turns.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
@@ -26,13 +27,15 @@ from volpipe.geometry.indexing import ranges
 from volpipe.volumes.dialects import bigdataviewer, imaris
 from volpipe.volumes.dialects.attributes import is_unsigned, read_axes, value_notes
 from volpipe.volumes.dialects.programs import Dataset, Meaning, unsigned
+from volpipe.volumes.formats import hdf5_probe
 from volpipe.volumes.formats.flat import Part
+from volpipe.volumes.formats.format import DEFAULT_KEY, Files, Format, ReadRow, Writing, stated_place
 from volpipe.volumes.formats.ome import Dataset as Level
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
-    Facts,
     Header,
+    Place,
     Tree,
     flat_chunk,
     plain,
@@ -57,11 +60,6 @@ CODECS = ("gzip", "lzf", "szip", "blosc", "blosc2", "lz4", "bitshuffle", "zstd")
 PROGRAMS = (bigdataviewer, imaris)
 _lock = threading.RLock()
 _arrays: WeakSet[Hdf5Array] = WeakSet()  # that are open in this process, which has each file open once
-FACTS = Facts(
-    "HDF5 (`cells.h5/volumes/raw`)",
-    "chunked, contiguous, external, virtual; filters that h5py has, or `HDF5_PLUGIN_PATH`",
-    "`resolution`, `voxel_size`, `element_size_um`; Imaris (.ims); BigDataViewer's XML",
-)
 log = logging.getLogger(__name__)
 
 
@@ -300,6 +298,7 @@ def _header(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> H
     labels = (attributes.get("DIMENSION_LABELS"), _dimensions(dataset))
     axes, odd_axes = read_axes(attributes, len(shape), *labels)
     meaning = _meaning(file, key, dataset, opened)
+    is_alone = not dataset.is_virtual and not dataset.external and dataset.file.filename == str(file)
     return Header(
         folder=file / key,
         format="hdf5",
@@ -313,6 +312,7 @@ def _header(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> H
         known={"file": file, "key": key},
         unsupported="an HDF5 file",
         place=meaning.place,
+        data_files=() if is_alone else None,
         notes=(*meaning.notes, *value_notes(attributes)),
     )
 
@@ -364,12 +364,16 @@ def open_array(header: Header, cache_bytes: int) -> Hdf5Array:
     return Hdf5Array(header, cache_bytes)
 
 
-def is_alone(header: Header) -> bool:
-    """Return whether all voxels of the dataset of `header` lie in its own file."""
-    file = header.known["file"]
-    with _opened(file) as opened:
-        dataset = opened[header.known["key"]]
-        return not dataset.is_virtual and not dataset.external and dataset.file.filename == str(file)
+def is_hdf5(file: Path, start: bytes) -> bool:
+    """Tell whether the signature stands at byte 0, 512, 1024 and so on, as HDF5 allows (MATLAB puts it at 512)."""
+    size, offset = file.stat().st_size, 0
+    with file.open("rb") as stream:
+        while offset + 8 <= size:
+            stream.seek(offset)
+            if stream.read(8) == MAGIC:
+                return True
+            offset = max(512, 2 * offset)
+    return False
 
 
 def _find_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()) -> list[Source]:
@@ -496,7 +500,7 @@ def _decoded(value: object) -> object:
         return text.decode("latin-1")
 
 
-def write(path: Path, key: str, spec: ArraySpec, parts: Iterable[Part]) -> None:
+def write(path: Path, key: str, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
     """Write an array to the file `path`, at `key`, from its parts, whole chunks, in any order."""
     import h5py
 
@@ -563,3 +567,29 @@ class _Draft(io.FileIO):
         except OSError as error:
             self._error = error
             return self.tell()
+
+
+def _place_attributes(where: Place) -> Tree:
+    size = where.voxel_size_nm
+    return stated_place(where) | ({} if size is None else {"element_size_um": [v / 1000 for v in size]})
+
+
+HDF5 = Format(
+    name="hdf5",
+    title="HDF5",
+    row=ReadRow(
+        "HDF5 (`cells.h5/volumes/raw`)",
+        "chunked, contiguous, external, virtual; filters that h5py has, or `HDF5_PLUGIN_PATH`",
+        "`resolution`, `voxel_size`, `element_size_um`; Imaris (.ims); BigDataViewer's XML",
+    ),
+    suffixes=(".h5", ".hdf5", ".hdf"),
+    recognises=is_hdf5,
+    files=Files(read_header, open_array, read_attributes, read_datasets, exists, walk, hdf5_probe.check),
+    writing=Writing(
+        ("gzip", "raw"),
+        write_file=write,
+        default_key=DEFAULT_KEY,
+        record=json.dumps,
+        place_attributes=_place_attributes,
+    ),
+)

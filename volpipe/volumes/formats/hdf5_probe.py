@@ -14,6 +14,7 @@ import selectors
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from volpipe.errors import VolumeError
@@ -102,8 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _describe(file: Path) -> str:
     """Return what is wrong with the whole file, "" for nothing; an unreadable object is not."""
-    from volpipe.volumes.formats import hdf5
-
+    hdf5 = import_module("volpipe.volumes.formats.hdf5")  # which imports this module
     try:
         keys = list(hdf5.walk(file, "", enter_groups=True))
     except VolumeError as error:

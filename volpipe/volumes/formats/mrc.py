@@ -18,9 +18,9 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import listed_place
 from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
+from volpipe.volumes.formats.format import PACKED, Format, ReadRow, Writing, one_array
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
-    Facts,
     Header,
     Place,
     flat_chunk,
@@ -50,7 +50,7 @@ MODES = {0: "i1", 1: "i2", 2: "f4", 6: "u2", 12: "f2"}
 OTHER_MODES = {3: "complex integers", 4: "complex floats", 16: "RGB colours", 101: "values of 4 bits"}
 WRITTEN = {"int8": 0, "int16": 1, "float32": 2, "uint16": 6, "float16": 12}
 SUFFIXES = (".mrc", ".mrcs", ".map", ".ccp4", ".rec", ".st", ".ali", ".preali")
-MARK = b"MAP"
+MARK_BYTE, MARK = 208, b"MAP"
 ENDS: dict[Order, str] = {"<": "little", ">": "big"}
 VALUES_AT_ONCE = 2**18
 VERSIONS = range(20140, 21000)  # of MRC2014: its year and a number
@@ -60,12 +60,6 @@ IMOD_STAMP = 1146047817  # "IMOD"
 IMOD_SIGNED, IMOD_ORIGIN, IMOD_PACKED = 1, 4, 16
 PACKED_LABEL = "4 bits packed"  # SerialEM's
 VOLUMES = range(401, 631)  # space groups of a stack of volumes: 400 more than the group
-FACTS = Facts(
-    "MRC, CCP4",
-    f"modes {', '.join(map(str, MODES))}, any order of axes",
-    "the cell",
-    "8-bit unsigned voxels become 16-bit",
-)
 
 
 def read_header(file: Path) -> Header:
@@ -102,7 +96,7 @@ def is_unmarked(file: Path, text: bytes) -> bool:
 
     Its header makes sense, and its name is one of MRC's, or its size is that which the header says.
     """
-    if len(text) < SIZE:
+    if len(text) < SIZE or text.startswith(tuple(PACKED)):
         return False
     size = file.stat().st_size
     readings = [fields for order in ENDS if _is_header(fields := _parsed(text, order))]
@@ -281,7 +275,7 @@ def _labels(fields: np.void) -> list[str]:
     return [label.decode("ascii", errors="replace").strip("\0 ") for label in fields["labels"][:count]]
 
 
-def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
+def write(path: Path, key: str, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
     """Write an array (z, y, x) to the file `path` from its parts, whole planes, in any order."""
     with path.open("wb") as stream:
         stream.truncate(SIZE + num_bytes(spec.shape, spec.dtype))
@@ -341,3 +335,18 @@ def _new_header(spec: ArraySpec, where: Place, statistics: np.ndarray) -> np.nda
     header["num_labels"] = 1
     header["labels"][0] = b"written by volpipe"
     return header
+
+
+MRC = Format(
+    name="mrc",
+    title="MRC",
+    row=ReadRow("MRC, CCP4", f"modes {', '.join(map(str, MODES))}, any order of axes", "the cell"),
+    suffixes=(".mrc", ".map", ".rec"),
+    magics=((MARK_BYTE, MARK),),
+    recognises=is_unmarked,
+    files=one_array(read_header),
+    writing=Writing(
+        ("raw",), "8-bit unsigned voxels become 16-bit", write, has_keys=False, has_chunks=False, has_record=False,
+        stored_dtype=stored_dtype,
+    ),
+)  # fmt: skip

@@ -9,6 +9,7 @@ and github.com/janelia-cosem/schemas, multiscale.md, whose lists follow their `a
 from __future__ import annotations
 
 import shutil
+import struct
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Grid
+from volpipe.volumes.dialects import bigdataviewer
 from volpipe.volumes.dialects.attributes import (
     named_axes,
     read_axes,
@@ -29,20 +31,34 @@ from volpipe.volumes.dialects.attributes import (
     viewer_place,
 )
 from volpipe.volumes.dialects.attributes import read_place as read_listed_place
+from volpipe.volumes.formats import ome
+from volpipe.volumes.formats.format import (
+    DEFAULT_KEY,
+    ArrayFolders,
+    Folders,
+    Format,
+    ReadRow,
+    Writing,
+    stated_place,
+)
+from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     AXES,
     ArraySpec,
-    Facts,
+    ChunkCodec,
+    ChunkScheme,
     Header,
     Lengths,
     Level,
     Multiscale,
     Place,
+    Style,
     Tree,
     check_aligned,
     floats,
     mapping,
+    merge_json,
     place,
     plain,
     read_json,
@@ -66,8 +82,64 @@ CODECS: Mapping[str, tuple[str, ...]] = {
     "blosc": ("cname", "clevel", "shuffle", "blocksize"),
 }  # the settings that tensorstore knows; it refuses others, such as the `nthreads` that Java needs
 BULK_CODECS = ("raw", "gzip", "zstd")
+SIZES_START = 4  # of a chunk: behind its mode and its number of axes, 2 bytes each
+MODE_VARLENGTH, MODE_OBJECT = b"\0\1", b"\0\2"
 MAX_SHOWN = 40  # letters of an attribute in a note
-FACTS = Facts("N5", f"codecs {', '.join(CODECS)}", "N5-viewer, COSEM")
+
+
+class N5Scheme(ChunkScheme):
+    """Axes x, y, z; a chunk begins with its mode, its number of axes and its shape (N5 specification, block format)."""
+
+    driver = "n5"
+    is_reversed = True
+
+    def style(self, header: Header) -> Style:
+        return Style("", "/")
+
+    def styles(self, header: Header) -> tuple[Style, ...]:
+        return Style("", "/"), Style("", ".")
+
+    def words(self, header: Header, index: Sequence[int]) -> list[str]:
+        return super().words(header, index[::-1])
+
+    def index(self, header: Header, words: Sequence[str]) -> list[int] | None:
+        return super().index(header, words[::-1])
+
+    def codec(self, header: Header) -> ChunkCodec:
+        return ChunkCodec(str(header.known["compression"]["type"]))
+
+    def head_bytes(self, rank: int) -> int:
+        return SIZES_START + 4 * rank
+
+    def start(self, rank: int, content: bytes) -> int:
+        return self.head_bytes(rank) + (4 if content[:2] == MODE_VARLENGTH else 0)
+
+    def stated_shape(self, rank: int, head: bytes) -> tuple[int, ...] | None:
+        if len(head) != self.head_bytes(rank):
+            return None
+        return struct.unpack(f">{rank}I", head[SIZES_START:])[::-1]
+
+    def as_tensorstore_reads(self, header: Header, content: bytes) -> bytes:
+        """Return the `content` of a chunk of mode 1, which has the number of its elements behind its shape, as mode 0.
+
+        Java's writers make such chunks.
+
+        Raises:
+            VolumeError: it holds objects.
+        """
+        mode = content[:2] if len(content) >= SIZES_START else b""
+        if mode == MODE_OBJECT:
+            raise VolumeError(f"{header.folder}: a block is of N5 mode 2, which holds an object, not voxels")
+        if mode != MODE_VARLENGTH:
+            return content
+        shape_end = self.head_bytes(len(header.shape))
+        return b"\0\0" + content[2:shape_end] + content[self.start(len(header.shape), content) :]
+
+    def count_folders(self, counts: Sequence[int]) -> int:
+        return super().count_folders(counts[::-1])
+
+
+SCHEME = N5Scheme()
 
 
 def read_header(folder: Location) -> Header | None:
@@ -100,6 +172,7 @@ def read_header(folder: Location) -> Header | None:
         attributes=attributes,
         known=plain(known),
         notes=(*_order_notes(tree, axes), *value_notes(attributes)),
+        scheme=SCHEME,
     )
 
 
@@ -162,6 +235,17 @@ def _label(compression: Tree) -> str:
 def read_attributes(folder: Location) -> Tree:
     """Return the attributes of the N5 group at `folder`, {} where it has none."""
     return read_json(folder / FILE) or {}
+
+
+def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
+    """Return the levels that the `multiscales` of the N5 group at `folder` name, None where it has none.
+
+    n5-universe lists their axes as N5 does dimensions.
+    """
+    named = ome.read_datasets(read_attributes(folder), folder)
+    if named is None:
+        return None
+    return tuple(replace(each, axes=in_c_order(each.axes)) if each.axes else each for each in named)
 
 
 def read_place(header: Header, parents: Sequence[Tree]) -> Place:
@@ -321,11 +405,6 @@ def documents(spec: ArraySpec) -> dict[str, Tree]:
     return {FILE: plain(array)}
 
 
-def group_documents(root: bool) -> dict[str, Tree]:
-    """Return the metadata of a new group, by file name; only the root needs any."""
-    return {FILE: {"n5": VERSION}} if root else {}
-
-
 def group_attributes(multiscale: Multiscale) -> Tree:
     """Return the attributes of a multiscale group, for n5-viewer, neuroglancer and COSEM's readers."""
     factors = [_whole(multiscale.factors(level)[::-1]) for level in multiscale.levels]
@@ -360,8 +439,8 @@ def _whole(factors: Sequence[float]) -> list[int] | None:
 
 def is_gzip(header: Header) -> bool:
     """Return whether the blocks of an array are compressed by gzip."""
-    compression = header.known.get("compression") if header.format == "n5" else None
-    return isinstance(compression, Mapping) and compression["type"] == "gzip" and not compression.get("useZlib")
+    compression = header.known["compression"] if header.scheme == SCHEME else {}
+    return compression.get("type") == "gzip" and not compression.get("useZlib")
 
 
 def as_raw(header: Header) -> Header:
@@ -377,7 +456,7 @@ def gzipped(header: Header, block: bytes) -> bytes:
     """
     import imagecodecs
 
-    start = 4 + 4 * len(header.shape)
+    start = SCHEME.head_bytes(len(header.shape))
     level = header.known["compression"].get("level", -1)
     return block[:start] + bytes(imagecodecs.gzip_encode(block[start:], None if level < 0 else level))
 
@@ -451,3 +530,57 @@ def _move_chunks(source: Path, folder: Path, corner: Sequence[int], counts: tupl
         chunk.replace(target)
     for parent in touched:
         sync(parent)
+
+
+class N5Folders(ArrayFolders):
+    """One file of metadata for all: of arrays, and of groups, which need none but at the root."""
+
+    name = "n5"
+    scheme = SCHEME
+    marks = (FILE,)
+    metadata_file = attributes_file = run_file = FILE
+    metadata_names = (FILE,)
+
+    def documents(self, spec: ArraySpec) -> dict[str, Tree]:
+        return documents(spec)
+
+    def group_documents(self, *, is_root: bool) -> dict[str, Tree]:
+        return {FILE: {"n5": VERSION}} if is_root else {}
+
+    def is_array(self, tree: Tree) -> bool:
+        return "dimensions" in tree
+
+    def read_place(self, header: Header, container: Location) -> Place:
+        """Return where the array of `header` says that it lies, or the groups around it, or BigDataViewer's XML."""
+        parts = header.folder.parts[len(container.parts) :]
+        parents = [read_attributes(container.joinpath(*parts[:n])) for n in range(len(parts))]
+        place = read_place(header, parents)
+        if place.voxel_size_nm is not None or not isinstance(container, Path):
+            return place
+        factors = read_factors(header, parents)
+        return (factors and bigdataviewer.read_n5_place(container, "/".join(parts), factors)) or place
+
+
+def write_group(folder: Location, multiscale: Multiscale, own: Tree, is_incomplete: bool) -> None:
+    """Write what n5-viewer, neuroglancer and COSEM's readers look for in a group of levels and in their arrays."""
+    for level in multiscale.levels:
+        merge_json(folder / level.key / FILE, array_attributes(multiscale, level))
+    new = group_attributes(multiscale) | plain(own)
+    merge_json(folder / FILE, ome.named(new, is_incomplete=is_incomplete))
+
+
+def place_attributes(where: Place) -> Tree:
+    """Return the attributes of a new array that say its place, x first."""
+    return {name: value[::-1] for name, value in stated_place(where).items()}
+
+
+N5 = Format(
+    name="n5",
+    title="N5",
+    row=ReadRow("N5", f"codecs {', '.join(CODECS)}", "N5-viewer, COSEM"),
+    suffixes=(".n5",),
+    folders=Folders(read_header, read_attributes, read_datasets, usual_file=FILE),
+    arrays=N5Folders(),
+    write_group=write_group,
+    writing=Writing(("gzip", "zstd", "raw"), default_key=DEFAULT_KEY, place_attributes=place_attributes),
+)

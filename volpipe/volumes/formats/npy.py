@@ -13,11 +13,11 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.syntax import one_thread
 from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
-from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, flat_chunk, voxel_dtype, voxels
+from volpipe.volumes.formats.format import Format, ReadRow, Writing, one_array
+from volpipe.volumes.storage.metadata import ArraySpec, Header, Place, flat_chunk, voxel_dtype, voxels
 from volpipe.volumes.storage.paths import check_links
 
 MAGIC = b"\x93NUMPY"
-FACTS = Facts("NumPy `.npy`", "C and Fortran order", "–", "keeps no voxel size")
 
 
 def read_header(file: Path) -> Header:
@@ -57,7 +57,7 @@ def read_header(file: Path) -> Header:
     )
 
 
-def write(path: Path, spec: ArraySpec, parts: Iterable[Part]) -> None:
+def write(path: Path, key: str, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
     """Write an array to the file `path` from its parts, whole planes, in any order; `.npy` says no voxel size."""
     header = {"descr": np.lib.format.dtype_to_descr(spec.dtype), "fortran_order": False, "shape": spec.shape}
     with path.open("wb") as stream:
@@ -66,3 +66,14 @@ def write(path: Path, spec: ArraySpec, parts: Iterable[Part]) -> None:
         stream.truncate(offset + num_bytes(spec.shape, spec.dtype))
         for box, data in parts:
             write_planes(stream, offset, spec.shape[-3], box.start[0], data)
+
+
+NPY = Format(
+    name="npy",
+    title=".npy",
+    row=ReadRow("NumPy `.npy`", "C and Fortran order", "–"),
+    suffixes=(".npy",),
+    magics=((0, MAGIC),),
+    files=one_array(read_header),
+    writing=Writing(("raw",), "keeps no voxel size", write, has_keys=False, has_chunks=False, has_record=False),
+)

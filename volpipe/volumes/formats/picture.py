@@ -19,10 +19,11 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import COLOUR_CHANNELS, palette_notes
 from volpipe.volumes.formats.flat import num_bytes
+from volpipe.volumes.formats.format import Format, ReadRow, one_array
 from volpipe.volumes.formats.tiff_pages import Decoder, Layout, Page, PagedArray
 from volpipe.volumes.storage.decoded_size import PNG
 from volpipe.volumes.storage.memory import check_memory
-from volpipe.volumes.storage.metadata import Facts, Header, Place, voxels
+from volpipe.volumes.storage.metadata import Header, Place, voxels
 from volpipe.volumes.storage.paths import check_links
 
 JPEG = b"\xff\xd8\xff"
@@ -36,11 +37,6 @@ FRAMES = range(0xC0, 0xD0)  # markers of JPEG that begin a frame, but for
 NO_FRAMES = (0xC4, 0xC8, 0xCC)
 HUFFMAN = (0xC0, 0xC1, 0xC2)  # the frames that decoders read
 OPAQUE = (2, 4)  # numbers of samples of which the last is how opaque a pixel is
-FACTS = Facts(
-    "PNG, JPEG",
-    "one slice a file, 8 and 16 bits; equal colours are read as grey, others are channels, palettes are their numbers",
-    "–",
-)
 
 
 def read_header(file: Path) -> Header:
@@ -210,3 +206,18 @@ def _jpeg(stream: BinaryIO, file: Path) -> tuple[int, int, int, int, None]:
                 )
             return height, width, samples, bits, None
         stream.seek(size - 2, 1)
+
+
+PICTURE = Format(
+    name="picture",
+    title="PNG, JPEG",
+    row=ReadRow(
+        "PNG, JPEG",
+        "one slice a file, 8 and 16 bits; equal colours are read as grey, others are channels, palettes are their "
+        "numbers",
+        "–",
+    ),
+    suffixes=(".png", ".jpg", ".jpeg"),
+    magics=tuple((0, magic) for magic in MAGICS),
+    files=one_array(read_as_grey, open_array),
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -17,15 +18,17 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Triple
+from volpipe.volumes.formats.format import ArrayFolders, Folders, Format, ReadRow, Writing
 from volpipe.volumes.formats.ome import Dataset, is_inner
-from volpipe.volumes.storage.chunk_files import axis_bits, morton_bits
+from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
-    Facts,
+    ChunkScheme,
     Header,
     Level,
     Multiscale,
     Place,
+    Style,
     Tree,
     check_same,
     floats,
@@ -43,20 +46,15 @@ log = logging.getLogger(__name__)
 
 FILE = "info"
 SUFFIX = ".precomputed"
-CONTAINERS = (".n5", ".zarr", SUFFIX)  # how names of folders with arrays end, in any case
 TYPE = "neuroglancer_multiscale_volume"
 SHARDING = "neuroglancer_uint64_sharded_v1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
 LABELS = ("uint32", "uint64")  # the types that compressed_segmentation has
 SEGMENTATION = "compressed_segmentation"
 ENCODINGS = ("raw", "jpeg", "png", SEGMENTATION)  # those that tensorstore has
-FACTS = Facts(
-    "Neuroglancer precomputed (a folder with `info`), sharded or not",
-    f"encodings {', '.join(ENCODINGS)}",
-    "`resolution`, `voxel_offset`",
-    "needs a voxel size",
-)
 SETTINGS = ("encoding", "jpeg_quality", "png_level", "compressed_segmentation_block_size")
+SPAN = re.compile(r"(-?\d+)-(-?\d+)")  # of a chunk along an axis, in its name
+SHARD = ".shard"
 KEY_PARTS = 2  # of a level, at most
 MAX_LEVELS = 100
 EVEN_CHUNK = 40_000  # between 32³ and 64³
@@ -64,9 +62,100 @@ MINISHARD_BITS = 9  # chunks below a minishard's index, as powers of two: 512, a
 ORIGIN = "volpipe_origin_nm"  # (z, y, x), centre of the first voxel, with the half voxel that voxel_offset lacks
 
 
-def default_codec(dtype: np.dtype, *, is_labels: bool) -> str:
-    """Return the codec of an array for which nobody names one."""
-    return SEGMENTATION if is_labels and dtype.name in LABELS else "gzip"
+class PrecomputedScheme(ChunkScheme):
+    """Axes x, y, z, channel. A chunk is named by its box, a shard by a part of the Morton codes of its chunks.
+
+    Both change as an array grows.
+    """
+
+    driver = "neuroglancer_precomputed"
+    is_reversed = True
+    is_regular = False
+    tells_stored = False
+    rare_styles = ()
+
+    def style(self, header: Header) -> Style:
+        return Style(suffix=SHARD) if "sharding" in header.known["scale_metadata"] else Style("", "_")
+
+    def styles(self, header: Header) -> tuple[Style, ...]:
+        return () if "sharding" in header.known["scale_metadata"] else (Style("", "/"),)
+
+    def words(self, header: Header, index: Sequence[int]) -> list[str]:
+        scale, place = header.known["scale_metadata"], index[:-4:-1]
+        if "sharding" not in scale:
+            axes = zip(place, scale["chunk_size"], scale["size"], scale["voxel_offset"], strict=True)
+            return [f"{i * c + first}-{min((i + 1) * c, n) + first}" for i, c, n, first in axes]
+        if header.shards is None:
+            return []
+        bits, chunk = scale["sharding"], scale["chunk_size"]
+        chunks = [i * n // c for i, n, c in zip(place, header.shards[::-1], chunk, strict=False)]
+        code = morton(chunks, axis_bits(scale["size"], chunk))
+        number = code >> bits["preshift_bits"] + bits["minishard_bits"] if bits["shard_bits"] else 0
+        return [f"{number:0{-(-bits['shard_bits'] // 4)}x}"]
+
+    def index(self, header: Header, words: Sequence[str]) -> list[int] | None:
+        scale, more = header.known["scale_metadata"], [0] * (len(header.shape) - 3)
+        if "sharding" not in scale:
+            spans = [SPAN.fullmatch(word) for word in words]
+            if len(spans) != 3 or None in spans:
+                return None
+            axes = zip(spans, scale["voxel_offset"], scale["chunk_size"], strict=True)
+            place = [(int(span[1]) - first) // c for span, first, c in axes if span is not None]
+            return [*more, *place[::-1]]
+        if header.shards is None or not re.fullmatch(r"[0-9a-f]{1,16}", words[0]):
+            return None
+        bits, chunk = scale["sharding"], scale["chunk_size"]
+        number = int(words[0], 16) << bits["preshift_bits"] + bits["minishard_bits"]
+        chunks, used = [0, 0, 0], [0, 0, 0]
+        for bit, axis in enumerate(morton_bits(axis_bits(scale["size"], chunk))):
+            chunks[axis] |= (number >> bit & 1) << used[axis]
+            used[axis] += 1
+        place = [i * c // n for i, n, c in zip(chunks, header.shards[::-1], chunk, strict=False)]
+        return [*more, *place[::-1]]
+
+    def count_in_shard(self, header: Header, index: Sequence[int]) -> int | None:
+        (word,) = self.words(header, index) or ("",)
+        if not word:
+            return None
+        sharding = header.known["scale_metadata"]["sharding"]
+        base = tensorstore.kvstore_of(header.folder)
+        spec = {"driver": "neuroglancer_uint64_sharded", "base": base, "metadata": sharding}
+        bits = sharding["preshift_bits"] + sharding["minishard_bits"]
+        # Names of chunks are their numbers.
+        first, last = (((int(word, 16) + i) << bits).to_bytes(8, "big") for i in range(2))
+        return tensorstore.count_keys(spec, first, last)
+
+    def metadata(self, header: Header) -> Tree:
+        return dict(header.known)
+
+    def key(self, header: Header) -> str:
+        return str(header.known["scale_metadata"]["key"])
+
+    def count_folders(self, counts: Sequence[int]) -> int:
+        return 1
+
+
+SCHEME = PrecomputedScheme()
+
+
+def axis_bits(size: Sequence[int], chunk: Sequence[int]) -> list[int]:
+    """Return how many bits the place of a chunk has along each axis of an array of `size` voxels."""
+    return [(-(-n // c) - 1).bit_length() for n, c in zip(size, chunk, strict=True)]
+
+
+def morton(place: Sequence[int], per_axis: Sequence[int]) -> int:
+    """Return the number of the chunk at `place` (x, y, z), the bits of its places interleaved, x lowest."""
+    number, used = 0, [0] * len(place)
+    for bit, axis in enumerate(morton_bits(per_axis)):
+        number |= (place[axis] >> used[axis] & 1) << bit
+        used[axis] += 1
+    return number
+
+
+def morton_bits(per_axis: Sequence[int]) -> Iterator[int]:
+    """Yield the axis that each bit of a compressed Morton code is of, lowest first, given the bits of each axis."""
+    for level in range(max(per_axis)):
+        yield from (axis for axis, bits in enumerate(per_axis) if level < bits)
 
 
 def read_info(folder: Location) -> Tree | None:
@@ -105,8 +194,6 @@ def read_header(folder: Location) -> Header | None:
 
 def roots(folder: Location) -> Sequence[Location]:
     """Return the folders whose file `info` may name the level at `folder`, nearest first."""
-    if folder.suffix.lower() in CONTAINERS:
-        return ()
     around: tuple[Location, ...] = tuple(folder.parents[:KEY_PARTS])
     named = [root for root in around if root.suffix.lower() == SUFFIX]
     return named[:1] or (around[:1] if isinstance(folder, Remote) else around)  # each costs a request there
@@ -208,6 +295,7 @@ def _header(folder: Location, root: Location, info: Tree, scale: Tree) -> Header
         axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
         known=plain(known),
         place=_place(info, scale, offset),
+        scheme=SCHEME,
     )
 
 
@@ -262,8 +350,8 @@ def _place(info: Tree, scale: Tree, offset: Sequence[int]) -> Place:
     return Place((size[2], size[1], size[0]), (centres[2], centres[1], centres[0]), has_origin)
 
 
-def create_array(root: Location, key: str, spec: ArraySpec) -> None:
-    """Add the level `key` to the volume at `root`, at first of 1 nm; what is there already, made alike, stays.
+def _new_info(root: Location, key: str, spec: ArraySpec) -> Tree:
+    """Return what the file `info` of the volume at `root` must say anew for the level `key`, at first of 1 nm.
 
     Raises:
         VolumeError: the format has no such array, or another is there.
@@ -282,10 +370,10 @@ def create_array(root: Location, key: str, spec: ArraySpec) -> None:
         check_same(root / FILE, name, info.get(name), new[name])
     known = next((entry for entry in info["scales"] if entry.get("key") == key), None)
     if known is None:
-        write_json(root / FILE, info | {"scales": [*info["scales"], scale]})
-        return
+        return info | {"scales": [*info["scales"], scale]}
     for name in ("size", "chunk_sizes", "encoding", "sharding"):
         check_same(root / FILE, name, known.get(name), scale[name])
+    return {}
 
 
 def check_spec(spec: ArraySpec) -> None:
@@ -384,7 +472,7 @@ def check_place(multiscale: Multiscale) -> None:
     list(_places(multiscale))
 
 
-def write_group(root: Location, multiscale: Multiscale, own: Tree) -> None:
+def write_group(root: Location, multiscale: Multiscale, own: Tree, is_incomplete: bool) -> None:
     """Write where the levels of the volume at `root` lie, and `own` beside; the arrays must exist."""
     info = read_json(root / FILE) or {}
     by_key = {scale["key"]: scale for scale in info.get("scales", [])}
@@ -420,3 +508,66 @@ def _places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
         offset = [int(n // f) for n, f in zip(corner, level.factor, strict=True)]
         resolution = [f * v for f, v in zip(level.factor, size, strict=True)]
         yield level, {"resolution": resolution[::-1], "voxel_offset": offset[::-1]}
+
+
+def _files_above(folder: Location) -> list[Location]:
+    return [root / FILE for root in roots(folder)]
+
+
+class PrecomputedFolders(ArrayFolders):
+    """One file for all levels, in the folder around them; no groups, and none but one volume."""
+
+    name = "precomputed"
+    scheme = SCHEME
+    marks = ()  # `info` is a name that other files may have
+    metadata_file = ""
+    attributes_file = FILE
+    run_file = "attributes.json"
+    metadata_names = (FILE,)
+    is_sharded = is_one_volume = True
+
+    def owns(self, folder: Location) -> bool:
+        return read_info(folder) is not None
+
+    def new_files(self, container: Location, key: str, spec: ArraySpec) -> dict[Location, Tree]:
+        new = _new_info(container, key, spec)
+        return {container / FILE: new} if new else {}
+
+    def channel_chunk(self, channels: tuple[int, ...]) -> tuple[int, ...]:
+        return channels
+
+    def usual_chunk(self, shard: Triple) -> Triple | None:
+        return even_chunk(shard)
+
+    def as_read(self, spec: ArraySpec) -> tuple[tuple[int, ...] | None, str]:
+        return stored_shards(spec), spec.codec
+
+    def metadata_at(self, folder: Location, header: Header | None) -> Location:
+        return (folder.parent if header is None else root_of(header)) / FILE
+
+    def group_around(self, header: Header) -> Location:
+        return root_of(header)
+
+
+PRECOMPUTED = Format(
+    name="precomputed",
+    title="Neuroglancer precomputed",
+    row=ReadRow(
+        "Neuroglancer precomputed (a folder with `info`), sharded or not",
+        f"encodings {', '.join(ENCODINGS)}",
+        "`resolution`, `voxel_offset`",
+    ),
+    suffixes=(SUFFIX,),
+    folders=Folders(read_header, read_attributes, read_datasets, files_above=_files_above),
+    arrays=PrecomputedFolders(),
+    write_group=write_group,
+    writing=Writing(
+        ("gzip", "raw", SEGMENTATION),
+        "needs a voxel size",
+        has_keys=False,
+        has_record=False,
+        label_codecs=dict.fromkeys(LABELS, SEGMENTATION),
+        check_spec=check_spec,
+        check_place=check_place,
+    ),
+)

@@ -26,13 +26,13 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import COLOUR_CHANNELS, INVERTING_TABLE, PALETTE, palette_notes
 from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
+from volpipe.volumes.formats.format import Files, Format, ReadRow, Writing
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.formats.tiff_pages import Decoder, Layout, Page, PagedArray
 from volpipe.volumes.storage import decoded_size
 from volpipe.volumes.storage.memory import check_memory
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
-    Facts,
     Header,
     Lengths,
     Place,
@@ -59,12 +59,6 @@ CLASSIC_BYTES = 2**32 - 2**26  # beyond it offsets of 32 bits do not reach the p
 IMAGEJ_DTYPES = ("uint8", "uint16", "float32")
 OME_DTYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
 COMPRESSION = {"raw": None, "gzip": "zlib", "zstd": "zstd"}
-FACTS = Facts(
-    "TIFF, BigTIFF, OME-TIFF with levels",
-    "stacks, ImageJ hyperstacks, strips and tiles, compressed or not",
-    "ImageJ (also `yunit`, `zunit`), OME",
-    "keeps no origin",
-)
 
 
 def read_header(file: Path, key: str) -> Header | None:
@@ -137,12 +131,6 @@ def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | PagedArray:
         if header.known["is_uniform"] and _is_flat(series, stack.file) and series.dataoffset is not None:
             return FlatArray(RawFile(stack.file), series.dataoffset, layout.decoder.stored, header.shape)
         return PagedArray(_pages(stack, series, header.known["is_uniform"]), layout, cache_bytes)
-
-
-def is_alone(header: Header) -> bool:
-    """Return whether all voxels of `header` lie in its own file."""
-    with _opened(header.known["file"]) as stack:
-        return _files(stack.series(header.known["key"])) == {str(stack.file.resolve())}
 
 
 @dataclass(frozen=True)
@@ -324,13 +312,14 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
         notes=_notes(stack, series),
         unsupported="a TIFF file",
         place=coarser(place, axes, image.series, image.level or 0),
+        data_files=() if _files(series) == {str(file.resolve())} else None,
     )
 
 
 def _codec(page: TiffPage, file: Path) -> str:
     """Return the pages' compression; raise if this machine cannot undo it."""
     from tifffile import COMPRESSION as NAMES
-    from tifffile import TIFF
+    from tifffile import TIFF as KNOWN
 
     if page.compression == 1:
         return "raw"
@@ -340,7 +329,7 @@ def _codec(page: TiffPage, file: Path) -> str:
             f"{file} is compressed with {name}, which takes memory that nothing bounds; use deflate or zstd"
         )
     try:
-        TIFF.DECOMPRESSORS[page.compression]
+        KNOWN.DECOMPRESSORS[page.compression]
     except KeyError as error:
         raise VolumeError(
             f"{file} is compressed with {name}, which cannot be undone here ({error.args[0]}); "
@@ -506,18 +495,19 @@ def _chunks(layout: Layout) -> tuple[int, ...]:
     return (1,) * layout.num_outer + tuple(next(long) if n > 1 else 1 for n in layout.shape[layout.num_outer :])
 
 
-def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part], style: str) -> None:
+def write(path: Path, key: str, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
     """Write an array to the file `path` from its parts, whole planes, in order.
 
     Args:
         path: the file.
+        key: of the array, which has none here.
         spec: the array, (z, y, x) or (c, z, y, x); the file has its channels within z.
         where: its voxel size, which is stored; TIFF has no place for the origin.
         parts: its voxels.
-        style: as `choose_style` returned it.
     """
     from tifffile import TiffWriter
 
+    style = choose_style(path.name, spec)
     depth, height, width = spec.shape[-3:]
     channels = spec.shape[:-3]
     big = num_bytes(spec.shape, spec.dtype) > CLASSIC_BYTES
@@ -765,3 +755,20 @@ def write_arguments(
         return {"metadata": metadata}
     metadata |= {"spacing": z, "unit": "nm"}
     return {"metadata": metadata, "resolution": (1 / x, 1 / y), "resolutionunit": "none"}
+
+
+TIFF = Format(
+    name="tiff",
+    title="TIFF",
+    row=ReadRow(
+        "TIFF, BigTIFF, OME-TIFF with levels",
+        "stacks, ImageJ hyperstacks, strips and tiles, compressed or not",
+        "ImageJ (also `yunit`, `zunit`), OME",
+    ),
+    suffixes=(".tif", ".tiff"),
+    magics=tuple((0, magic) for magic in MAGICS),
+    files=Files(read_header, open_array, read_attributes, read_datasets, exists, walk, why_several=why_several),
+    writing=Writing(
+        ("raw", "gzip", "zstd"), "keeps no origin", write, has_keys=False, has_chunks=False, has_record=False
+    ),
+)

@@ -29,19 +29,15 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.units import listed
 from volpipe.volumes.formats import picture, tiff
+from volpipe.volumes.formats.format import Folders, Format, ReadRow
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.metadata import Facts, Header
+from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.tensorstore import Index, StoredArray
 
 KINDS = {".tif": "TIFF", ".tiff": "TIFF", ".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}  # of files, by their suffix
 OPEN_SLICES = 128  # in a process: each is a descriptor, and keeps its share of the decoded chunks of its volume
 CHECKED_AT_ONCE = 8  # each mostly waits, where the disk is behind a network
 MAX_DIFFERENT = 5  # of which an error speaks
-FACTS = Facts(
-    "a folder of slices: TIFF, PNG or JPEG",
-    "by the numbers in their names (`z-1.tif`, `z0.5.tif`, `z10.tif`), which may count channels and times, too",
-    "the first slice, if it says its thickness",
-)
 
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -94,12 +90,14 @@ class Slices:
         object.__setattr__(self, "counts", self.counts or (len(self.names),))
 
 
-def read_header(folder: Path) -> Header | None:
+def read_header(folder: paths.Location) -> Header | None:
     """Return the header of the slices in `folder` by the first of them, None where there are none.
 
     Raises:
         VolumeError: the first is not a single slice.
     """
+    if not isinstance(folder, Path):
+        return None
     slices = find_slices(folder)
     if not slices.names:
         return None
@@ -437,3 +435,14 @@ def _open_slice(file: Path, state: paths.State, kind: tuple[object, ...], rank: 
     if header.format == "picture":
         return picture.open_array(header if rank > 2 else picture.without_colours(header), cache_bytes)
     return tiff.open_array(header, cache_bytes)
+
+
+SLICES = Format(
+    name="slices",
+    row=ReadRow(
+        "a folder of slices: TIFF, PNG or JPEG",
+        "by the numbers in their names (`z-1.tif`, `z0.5.tif`, `z10.tif`), which may count channels and times, too",
+        "the first slice, if it says its thickness",
+    ),
+    folders=Folders(read_header),
+)

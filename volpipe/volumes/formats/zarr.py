@@ -9,40 +9,45 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import read_axes, value_notes
+from volpipe.volumes.formats import ome
+from volpipe.volumes.formats.format import DEFAULT_KEY, ArrayFolders, Folders, Format, ReadRow, Writing, stated_place
+from volpipe.volumes.formats.n5 import cosem_multiscale, cosem_transform
+from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import decoded_size, paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource
 from volpipe.volumes.storage.metadata import (
     MAX_JSON_BYTES,
     MAX_RANK,
     ArraySpec,
-    Facts,
+    ChunkCodec,
+    ChunkScheme,
     Header,
+    IndexPlace,
+    Multiscale,
+    Style,
     Tree,
     mapping,
+    merge_json,
     plain,
     read_json,
     voxels,
 )
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.storage.tensorstore import Index
+from volpipe.volumes.storage.tensorstore import Index, StoredArray
 
 if TYPE_CHECKING:
     import zarr
 
 INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
-FACTS = Facts(
-    "Zarr v2 and v3 (sharded or not), OME-Zarr 0.4 and 0.5",
-    "all codecs",
-    "OME-NGFF, COSEM, WEBKNOSSOS (axes too)",
-)
 CODECS_V2: Mapping[str, tuple[str, ...]] = {
     "zlib": ("level",),
     "gzip": ("level",),
@@ -62,6 +67,81 @@ CODECS_V3: Mapping[str, tuple[str, ...]] = {
 KEYS_V3 = ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
 OTHER_KEYS_V3 = ("attributes", "dimension_names", "storage_transformers", "consolidated_metadata")
 PROBED_NAMES = 1000
+SHARDING, CHECKSUM = "sharding_indexed", "crc32c"  # codecs
+
+
+class ZarrScheme(ChunkScheme):
+    """Chunks in C order, by one of the names that programs have given them."""
+
+    def styles(self, header: Header) -> tuple[Style, ...]:
+        return Style("", "."), Style("", "/"), Style("c/", "/"), Style("c.", ".")
+
+
+class Zarr2Scheme(ZarrScheme):
+    """A compressor, and the numbers of a chunk in its name."""
+
+    driver = "zarr"
+
+    def style(self, header: Header) -> Style:
+        return Style("", str(header.known["dimension_separator"]))
+
+    def codec(self, header: Header) -> ChunkCodec:
+        return ChunkCodec(str((header.known["compressor"] or {}).get("id", "")))
+
+
+class Zarr3Scheme(ZarrScheme):
+    """A chain of codecs, the last of which may put chunks into shards, and names with a prefix or without."""
+
+    driver = "zarr3"
+
+    def style(self, header: Header) -> Style:
+        encoding = header.known["chunk_key_encoding"]
+        settings = encoding.get("configuration") or {}
+        if encoding.get("name") == "v2":
+            return Style("", str(settings.get("separator", ".")))
+        separator = str(settings.get("separator", "/"))
+        return Style(f"c{separator}", separator)
+
+    def codec(self, header: Header) -> ChunkCodec:
+        codecs = header.known.get("codecs", ())
+        while codecs and codecs[-1]["name"] == SHARDING:
+            codecs = codecs[-1]["configuration"]["codecs"]
+        names = [codec["name"] for codec in codecs]
+        others = [name for name in names if name != CHECKSUM]
+        return ChunkCodec(others[-1] if others else "", is_last=names[-1:] != [CHECKSUM])
+
+    def index_place(self, header: Header) -> IndexPlace | None:
+        settings = _shard_settings(header)
+        if settings is None:
+            return None
+        has_checksum = len(settings["index_codecs"]) == 2
+        return IndexPlace(settings.get("index_location", "end") == "end", has_checksum)
+
+    def without_shards(self, header: Header) -> Header:
+        settings = _shard_settings(header)
+        if settings is None:
+            return header
+        grid = {"name": "regular", "configuration": {"chunk_shape": list(header.chunks)}}
+        return replace(header, shards=None, known={**header.known, "chunk_grid": grid, "codecs": settings["codecs"]})
+
+    def count_folders(self, counts: Sequence[int]) -> int:
+        return 1 + super().count_folders(counts)
+
+
+SCHEME_V2, SCHEME_V3 = Zarr2Scheme(), Zarr3Scheme()
+
+
+def _shard_settings(header: Header) -> Tree | None:
+    """Return the settings of an array's shards, None where there are none, or their index is of no usual kind."""
+    codecs = header.known.get("codecs") or []
+    if len(codecs) != 1 or codecs[0]["name"] != SHARDING:
+        return None
+    settings: Tree = codecs[0]["configuration"]
+    inner = [codec["name"] for codec in settings["codecs"]]
+    index = settings.get("index_codecs") or []
+    if [codec["name"] for codec in index] not in (["bytes"], ["bytes", CHECKSUM]) or SHARDING in inner:
+        return None
+    return settings if (index[0].get("configuration") or {}).get("endian", "little") == "little" else None
 
 
 def read_header(folder: Location) -> Header | None:
@@ -116,6 +196,7 @@ def _header_v2(tree: Tree, folder: Location) -> Header:
         odd_axes=odd_axes,
         unsupported=unsupported,
         notes=value_notes(attributes),
+        scheme=SCHEME_V2,
     )
 
 
@@ -194,6 +275,7 @@ def _header_v3(tree: Tree, folder: Location) -> Header:
         attributes=attributes,
         unsupported=codecs.unsupported,
         notes=value_notes(attributes),
+        scheme=SCHEME_V3,
     )
 
 
@@ -243,7 +325,7 @@ class _Codecs:
         known = _keep(settings, CODECS_V3[name])
         if name == "transpose":
             order[:] = self._transposed(known.get("order"), order, file)
-        elif name == "sharding_indexed":
+        elif name == SHARDING:
             known["codecs"] = self._enter_shard(known, order, file, depth)
         elif name not in ("bytes", "crc32c"):
             self.label = _label(name, settings)
@@ -291,13 +373,9 @@ def consolidated_arrays(folder: Location) -> list[str] | None:
     return sorted(key for key in keys if ".." not in key.split("/")) or None
 
 
-def documents(spec: ArraySpec, version: int) -> dict[str, Tree]:
-    """Return the metadata of a new array in Zarr `version` 2 or 3, by file name.
-
-    Raises:
-        VolumeError: the version has no such array.
-    """
-    return _documents_v3(spec) if version == 3 else _documents_v2(spec)
+def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
+    """Return the levels that the `multiscales` of the Zarr group at `folder` name, None where it has none."""
+    return ome.read_datasets(read_attributes(folder), folder)
 
 
 def _documents_v2(spec: ArraySpec) -> dict[str, Tree]:
@@ -356,13 +434,6 @@ def _json_number(spec: ArraySpec) -> int | float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def group_documents(version: int) -> dict[str, Tree]:
-    """Return the metadata of a new group in Zarr `version` 2 or 3, by file name."""
-    if version == 3:
-        return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {}}}
-    return {".zgroup": {"zarr_format": 2}}
-
-
 class ZarrArray:
     """An array that tensorstore does not know, read through zarr-python; it cannot be written to."""
 
@@ -390,7 +461,7 @@ def _outermost(header: Header) -> str:
     """Return the codec that a chunk's bytes are in, "" for none; raise unless zarr-python can be trusted with all."""
     if header.shards:
         raise VolumeError(f"{header.folder}: {header.unsupported or 'its metadata'} is not supported in shards")
-    if header.format == "zarr2":
+    if header.scheme == SCHEME_V2:
         tree = read_json(header.folder / ".zarray") or {}
         filters, last = tree.get("filters"), tree.get("compressor")
     else:
@@ -445,3 +516,76 @@ def _open_array(header: Header, outermost: str) -> zarr.Array[Any]:  # Any: of e
             return None if data is None else prototype.buffer.from_bytes(data)
 
     return zarr.open_array(Files(MemoryStore(read_only=True)), mode="r")
+
+
+class Zarr2Folders(ArrayFolders):
+    """A file for what an array is, or that there is a group, and another for the attributes of both."""
+
+    name = "zarr2"
+    scheme = SCHEME_V2
+    marks = (".zarray", ".zgroup")
+    metadata_file = ".zarray"
+    attributes_file = run_file = ".zattrs"
+    metadata_names = (".zarray", ".zattrs", ".zgroup")
+    num_files = 2
+
+    def documents(self, spec: ArraySpec) -> dict[str, Tree]:
+        return _documents_v2(spec)
+
+    def group_documents(self, *, is_root: bool) -> dict[str, Tree]:
+        return {".zgroup": {"zarr_format": 2}}
+
+    def open_otherwise(self, header: Header) -> StoredArray | None:
+        return ZarrArray(header)
+
+
+class Zarr3Folders(ArrayFolders):
+    """One file for an array or a group, which holds its attributes too."""
+
+    name = "zarr3"
+    scheme = SCHEME_V3
+    marks = ("zarr.json",)
+    metadata_file = attributes_file = run_file = "zarr.json"
+    metadata_names = ("zarr.json",)
+    is_sharded = is_streamed = True
+
+    def documents(self, spec: ArraySpec) -> dict[str, Tree]:
+        return _documents_v3(spec)
+
+    def group_documents(self, *, is_root: bool) -> dict[str, Tree]:
+        return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {}}}
+
+    def attributes_of(self, tree: Tree) -> Tree:
+        return tree.get("attributes") or {}
+
+    def with_attributes(self, tree: Tree, attributes: Tree) -> Tree:
+        return tree | {"attributes": attributes}
+
+    def open_otherwise(self, header: Header) -> StoredArray | None:
+        return ZarrArray(header)
+
+
+def write_group(folder: Location, multiscale: Multiscale, own: Tree, is_incomplete: bool) -> None:
+    """Write what COSEM's readers look for in a group of levels and in their arrays, of Zarr v2."""
+    for level in multiscale.levels if multiscale.voxel_size_nm else ():
+        merge_json(folder / level.key / ".zattrs", {"transform": cosem_transform(multiscale, level)})
+    new = {"multiscales": [cosem_multiscale(multiscale)], **own}
+    merge_json(folder / ".zattrs", ome.named(new, is_incomplete=is_incomplete))
+
+
+FOLDERS = Folders(read_header, read_attributes, read_datasets, usual_file="zarr.json")
+CODECS = ("zstd", "gzip", "raw")
+WRITING = Writing(CODECS, default_key=DEFAULT_KEY, place_attributes=stated_place)
+ZARR2 = Format("zarr2", folders=FOLDERS, arrays=Zarr2Folders(), write_group=write_group, writing=WRITING)
+ZARR3 = Format(
+    name="zarr3",
+    title="Zarr",
+    row=ReadRow(
+        "Zarr v2 and v3 (sharded or not), OME-Zarr 0.4 and 0.5",
+        "all codecs",
+        "OME-NGFF, COSEM, WEBKNOSSOS (axes too)",
+    ),
+    folders=FOLDERS,
+    arrays=Zarr3Folders(),
+    writing=WRITING,
+)

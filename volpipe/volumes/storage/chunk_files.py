@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -21,40 +21,16 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Grid, Index
-from volpipe.volumes.storage import decoded_size, paths, tensorstore
-from volpipe.volumes.storage.metadata import Header, Tree
+from volpipe.volumes.storage import decoded_size, paths
+from volpipe.volumes.storage.metadata import ChunkScheme, Header, IndexPlace, Style
 from volpipe.volumes.storage.object_store import Part, Remote
 from volpipe.volumes.storage.paths import Location
+
+log = logging.getLogger(__name__)
 
 ABSENT = np.uint64(2**64 - 1)  # offset and length of a chunk that a shard lacks
 OFFSET_BYTES, CHECKSUM_BYTES = 16, 4
 EXTENSION = re.compile(r"\.[A-Za-z]\w*$")
-SPAN = re.compile(r"(-?\d+)-(-?\d+)")  # of a precomputed chunk along an axis
-SHARD = ".shard"
-
-
-def count_folders(array_format: str, counts: Sequence[int]) -> int:
-    """Return how many folders an array takes, its own too, with as many files along each stored axis as `counts`.
-
-    Their names are those that arrays of ours have.
-    """
-    if array_format == "precomputed":
-        return 1
-    nested = counts[::-1] if array_format == "n5" else counts
-    return 1 + int(array_format == "zarr3") + sum(math.prod(nested[:depth]) for depth in range(1, len(nested)))
-
-
-@dataclass(frozen=True)
-class Style:
-    """How chunk files are named: what stands before the numbers of a chunk, between them, and after them."""
-
-    prefix: str = ""
-    separator: str = ""
-    suffix: str = ""
-
-
-ZARR_STYLES = (Style("", "."), Style("", "/"), Style("c/", "/"), Style("c.", "."))
-RARE_STYLES = (Style("", "_"), Style("", "-"), Style("c/", "."))
 
 
 @dataclass(frozen=True)
@@ -77,17 +53,19 @@ class ChunkFiles:
         """Number of chunks of the whole array, in shards or not."""
         return math.prod(Grid(self.header.shape, self.header.chunks).counts)
 
+    @property
+    def scheme(self) -> ChunkScheme:
+        """How the format names and begins chunk files."""
+        assert self.header.scheme is not None
+        return self.header.scheme
+
     def name(self, index: tuple[int, ...], style: Style | None = None) -> str:
         """Return the name of the file at `index` of the grid, counted from the array's folder, in another `style` too.
 
-        Of precomputed, "" where a shard is no box of the grid: its chunks are anywhere.
+        It is "" where a shard is no box of the grid: its chunks are anywhere.
         """
-        style = style or self.style
-        if self.header.format == "precomputed":
-            words = _precomputed_words(self.header, index)
-            return style.prefix + style.separator.join(words) + style.suffix if words else ""
-        numbers = index[::-1] if self.header.format == "n5" else index
-        return style.prefix + style.separator.join(map(str, numbers)) + style.suffix
+        style, words = style or self.style, self.scheme.words(self.header, index)
+        return style.prefix + style.separator.join(words) + style.suffix if words else ""
 
     def index(self, name: str) -> tuple[int, ...] | None:
         """Return where in the grid the file `name` belongs, None where it is no chunk's or shard's."""
@@ -100,7 +78,7 @@ class ChunkFiles:
             return index, self.style
         match = EXTENSION.search(name)
         for extension in ("", match[0]) if match else ("",):
-            for style in (*self.styles, *(() if self.header.format == "precomputed" else RARE_STYLES)):
+            for style in (*self.styles, *self.scheme.rare_styles):
                 index = self._index(name.removesuffix(extension), style)
                 if index is not None:
                     return index, replace(style, suffix=style.suffix + extension)
@@ -108,19 +86,17 @@ class ChunkFiles:
 
     def is_of_another_grid(self, name: str) -> bool:
         """Return whether the file `name` is named as a chunk or shard, of an array of other lengths."""
-        return self._place(name, self.style) is not None and self.index(name) is None
+        return self._stated_index(name, self.style) is not None and self.index(name) is None
 
-    def _place(self, name: str, style: Style) -> tuple[int, ...] | None:
+    def _stated_index(self, name: str, style: Style) -> tuple[int, ...] | None:
         """Return the place, in the grid or not, that a name of `style` says; None where it says none."""
         inner = name.removeprefix(style.prefix).removesuffix(style.suffix)
         words = inner.split(style.separator) if style.separator else [inner]
-        place = _precomputed_place(self.header, words) if self.header.format == "precomputed" else _numbers(words)
-        if place is None or len(place) != len(self.header.shape):
-            return None
-        return tuple(place[::-1] if self.header.format == "n5" else place)
+        index = self.scheme.index(self.header, words)
+        return None if index is None or len(index) != len(self.header.shape) else tuple(index)
 
     def _index(self, name: str, style: Style) -> tuple[int, ...] | None:
-        index = self._place(name, style)
+        index = self._stated_index(name, style)
         if index is None:
             return None
         inside = all(0 <= i < n for i, n in zip(index, self._counts, strict=True))
@@ -129,35 +105,23 @@ class ChunkFiles:
     @cached_property
     def style(self) -> Style:
         """How the metadata say that chunk files are named."""
-        known = self.header.known
-        if self.header.format == "precomputed":
-            return Style(suffix=SHARD) if "sharding" in known["scale_metadata"] else Style("", "_")
-        if self.header.format == "n5":
-            return Style("", "/")
-        if self.header.format == "zarr2":
-            return Style("", str(known["dimension_separator"]))
-        encoding = known["chunk_key_encoding"]
-        settings = encoding.get("configuration") or {}
-        if encoding.get("name") == "v2":
-            return Style("", str(settings.get("separator", ".")))
-        separator = str(settings.get("separator", "/"))
-        return Style(f"c{separator}", separator)
+        return self.scheme.style(self.header)
 
     @cached_property
     def styles(self) -> tuple[Style, ...]:
         """How chunk files of the format are named, that of the metadata first, something that packs them apart."""
-        if self.header.format == "precomputed":
-            return (self.style,) if self.style.suffix else (Style("", "_"), Style("", "/"))
-        others = (Style("", "/"), Style("", ".")) if self.header.format == "n5" else ZARR_STYLES
-        return tuple(dict.fromkeys((self.style, *others)))
+        return tuple(dict.fromkeys((self.style, *self.scheme.styles(self.header))))
 
     def count_in_shard(self, index: tuple[int, ...], style: Style | None = None) -> int | None:
         """Return how many chunks of the array lie in the shard at `index`, which exists, by a name of `style`.
 
         None where it is unknown: nested or transposed shards, an index with its own encoding, a damaged file.
         """
-        if self.header.format == "precomputed":
-            return self._count_in_precomputed(index) if self.style == (style or self.style) else None
+        if self.index_place is None:
+            try:
+                return self.scheme.count_in_shard(self.header, index) if self.style == (style or self.style) else None
+            except ValueError:
+                return None
         places = self.places_in_shard(index, style)
         if places is None:
             return None
@@ -166,16 +130,14 @@ class ChunkFiles:
         inside = tuple(slice(0, n - i * per) for n, i, per in total)  # the array may end within the shard
         return int(is_stored[inside].sum())
 
-    def _count_in_precomputed(self, index: tuple[int, ...]) -> int | None:
-        (word,) = _precomputed_words(self.header, index) or ("",)
-        try:
-            return tensorstore.count_in_shard(self.header, int(word, 16)) if word else None
-        except ValueError:
-            return None
+    @cached_property
+    def index_place(self) -> IndexPlace | None:
+        """Where the index of a shard stands; None where there are no shards, or none of the usual kind."""
+        return self.scheme.index_place(self.header)
 
     def places_in_shard(self, index: tuple[int, ...], style: Style | None = None) -> np.ndarray | None:
         """Return offset and length of each chunk of the shard at `index`, (…, 2), uint64; None as above."""
-        if self.sharding is None:
+        if self.index_place is None:
             return None
         file, (num_bytes, at_end) = self.header.folder / self.name(index, style), self.index_bytes()
         part = paths.fetch(file, (-num_bytes, 0) if at_end else (0, num_bytes), denied_ok=True)
@@ -183,9 +145,9 @@ class ChunkFiles:
 
     def index_bytes(self) -> tuple[int, bool]:
         """Return the bytes of the index of a shard, with its checksum, and whether they are the last of its file."""
-        tail = CHECKSUM_BYTES if self._has_checksum else 0
-        at_end = (self.sharding or {}).get("index_location", "end") == "end"
-        return OFFSET_BYTES * math.prod(self._chunks_per_shard) + tail, at_end
+        place = self.index_place or IndexPlace(at_end=True, has_checksum=False)
+        tail = CHECKSUM_BYTES if place.has_checksum else 0
+        return OFFSET_BYTES * math.prod(self._chunks_per_shard) + tail, place.at_end
 
     def parse_index(self, data: bytes, file_bytes: int) -> np.ndarray:
         """Return offset and length of each chunk, (…, 2), uint64, from a shard, or its part with the index.
@@ -200,7 +162,11 @@ class ChunkFiles:
         if len(index) < num_bytes:
             raise ValueError(f"DATA_LOSS: a shard of {file_bytes} bytes is too short for its index of {num_bytes}")
         entries, tail = index[: num_bytes - CHECKSUM_BYTES], index[num_bytes - CHECKSUM_BYTES :]
-        if self._has_checksum and google_crc32c.value(entries) != int.from_bytes(tail, "little"):
+        if (
+            self.index_place
+            and self.index_place.has_checksum
+            and google_crc32c.value(entries) != int.from_bytes(tail, "little")
+        ):
             raise ValueError("DATA_LOSS: the checksum of the shard's index is wrong")
         places = self._places(index)
         stored = places[places[..., 0] != ABSENT]
@@ -216,104 +182,18 @@ class ChunkFiles:
     def _chunks_per_shard(self) -> tuple[int, ...]:
         return tuple(s // c for s, c in zip(self.header.write_unit, self.header.chunks, strict=True))
 
-    @property
-    def _has_checksum(self) -> bool:
-        return len((self.sharding or {}).get("index_codecs", ())) == 2
-
-    @property
-    def sharding(self) -> Tree | None:
-        """The settings of the array's shards, None where there are none, or none of the usual kind."""
-        codecs = self.header.known.get("codecs") or []
-        if len(codecs) != 1 or codecs[0]["name"] != "sharding_indexed":
-            return None
-        settings: Tree = codecs[0]["configuration"]
-        inner = [codec["name"] for codec in settings["codecs"]]
-        index = [codec["name"] for codec in settings.get("index_codecs") or []]
-        usual = index in (["bytes"], ["bytes", "crc32c"]) and "sharding_indexed" not in inner
-        little = usual and (settings["index_codecs"][0].get("configuration") or {}).get("endian", "little") == "little"
-        return settings if little else None
-
-
-def _numbers(words: Sequence[str]) -> list[int] | None:
-    return [int(word) for word in words] if all(word.isdecimal() for word in words) else None
-
-
-def _precomputed_words(header: Header, index: tuple[int, ...]) -> list[str]:
-    """Return the words in the name of the chunk or shard of a precomputed array at `index` of its grid, (c,) z, y, x.
-
-    None where a shard is no box of the grid.
-    """
-    scale, place = header.known["scale_metadata"], index[:-4:-1]
-    if "sharding" not in scale:
-        axes = zip(place, scale["chunk_size"], scale["size"], scale["voxel_offset"], strict=True)
-        return [f"{i * c + first}-{min((i + 1) * c, n) + first}" for i, c, n, first in axes]
-    if header.shards is None:
-        return []
-    bits, chunk = scale["sharding"], scale["chunk_size"]
-    per_axis = axis_bits(scale["size"], chunk)
-    chunks = [i * n // c for i, n, c in zip(place, header.shards[::-1], chunk, strict=False)]
-    number = morton(chunks, per_axis) >> bits["preshift_bits"] + bits["minishard_bits"] if bits["shard_bits"] else 0
-    return [f"{number:0{-(-bits['shard_bits'] // 4)}x}"]
-
-
-def _precomputed_place(header: Header, words: Sequence[str]) -> list[int] | None:
-    """Return the place in the grid, (c,) z, y, x, of the chunk or shard whose name has these `words`."""
-    scale, more = header.known["scale_metadata"], [0] * (len(header.shape) - 3)
-    if "sharding" not in scale:
-        spans = [SPAN.fullmatch(word) for word in words]
-        if len(spans) != 3 or None in spans:
-            return None
-        axes = zip(spans, scale["voxel_offset"], scale["chunk_size"], strict=True)
-        place = [(int(span[1]) - first) // c for span, first, c in axes if span is not None]
-    else:
-        if header.shards is None or not re.fullmatch(r"[0-9a-f]{1,16}", words[0]):
-            return None
-        bits, chunk = scale["sharding"], scale["chunk_size"]
-        number = int(words[0], 16) << bits["preshift_bits"] + bits["minishard_bits"]
-        chunks = [0, 0, 0]
-        used = [0, 0, 0]
-        for bit, axis in enumerate(morton_bits(axis_bits(scale["size"], chunk))):
-            chunks[axis] |= (number >> bit & 1) << used[axis]
-            used[axis] += 1
-        place = [i * c // n for i, n, c in zip(chunks, header.shards[::-1], chunk, strict=False)]
-    return [*more, *place[::-1]]
-
-
-def axis_bits(size: Sequence[int], chunk: Sequence[int]) -> list[int]:
-    """Return how many bits the place of a chunk has along each axis of an array of `size` voxels."""
-    return [(-(-n // c) - 1).bit_length() for n, c in zip(size, chunk, strict=True)]
-
-
-def morton(place: Sequence[int], per_axis: Sequence[int]) -> int:
-    """Return the number of the chunk at `place` (x, y, z), the bits of its places interleaved, x lowest."""
-    number, used = 0, [0] * len(place)
-    for bit, axis in enumerate(morton_bits(per_axis)):
-        number |= (place[axis] >> used[axis] & 1) << bit
-        used[axis] += 1
-    return number
-
-
-def morton_bits(per_axis: Sequence[int]) -> Iterator[int]:
-    """Yield the axis that each bit of a compressed Morton code is of, lowest first, given the bits of each axis."""
-    for level in range(max(per_axis)):
-        yield from (axis for axis, bits in enumerate(per_axis) if level < bits)
-
-
-log = logging.getLogger(__name__)
 
 FEW_LISTED = 40  # of a bucket, as an array is opened: one request, whatever its server sends together
 MOST_LISTED = 1000  # names: some milliseconds on a disk, one request to a bucket
 MOST_ASKED = 8  # missing chunks that are asked for under other names, where others have their own and none is listed
 SPARE_BYTES = 64 << 10  # of a chunk beside its voxels
-N5_START, N5_VARLENGTH, N5_OBJECTS = 4, 1, 2  # bytes of a block before its sizes; modes of blocks
 # Of tensorstore, where it met an N5 block of another mode, or the end of the first of several members.
 OTHER_FORMS = re.compile(r"varlength chunks|N5 chunk mode|Not enough data|remaining length")
-METADATA = ("zarr.json", "attributes.json", "info", "provenance")
 UNFINISHED = (".__lock", ".lock", ".partial", ".part", ".tmp", ".temp", "~", ".crdownload", ".filepart")
 # Of files that people put beside chunks.
 DOCUMENTS = (".md", ".txt", ".rst", ".json", ".xml", ".html", ".csv", ".tsv", ".log", ".yml", ".yaml", ".toml", ".ini",
              ".png", ".jpg", ".jpeg", ".svg", ".pdf", ".py", ".sh", ".db", ".md5", ".sha256")  # fmt: skip
-DOCUMENT_NAMES = ("license", "readme", "makefile", "thumbs.db", "changelog")
+DOCUMENT_NAMES = ("license", "readme", "makefile", "thumbs.db", "changelog", "info", "provenance")
 
 
 @dataclass(frozen=True)
@@ -338,9 +218,7 @@ class Names:
 
 def is_named(header: Header) -> bool:
     """Return whether each chunk, or shard, of the array of `header` is a file whose name is known."""
-    if "names" in header.known or header.format not in ("n5", "zarr2", "zarr3", "precomputed"):
-        return False
-    return bool(ChunkFiles(header).name((0,) * len(header.shape)))
+    return header.scheme is not None and bool(ChunkFiles(header).name((0,) * len(header.shape)))
 
 
 def list_names(header: Header, most: int = MOST_LISTED) -> Names:
@@ -379,7 +257,7 @@ def list_names(header: Header, most: int = MOST_LISTED) -> Names:
 def _is_stray(name: str) -> bool:
     """Return whether the file `name` of an array's folder may be meant as a chunk, though no style gives that name."""
     path = PurePosixPath(name.lower())
-    if path.name in (*METADATA, *DOCUMENT_NAMES) or path.name.endswith((*UNFINISHED, *DOCUMENTS)):
+    if path.name in DOCUMENT_NAMES or path.name.endswith((*UNFINISHED, *DOCUMENTS)):
         return False
     first = path.parts[0]
     return len(path.parts) == 1 or first == "c" or first[0].isdecimal()  # in other folders there are other arrays
@@ -489,7 +367,7 @@ class ChunkSource:
         self._num_asked = self._num_usual = 0
         self._lock = threading.Lock()
         self._most = 2 * _num_bytes(header.write_unit, header) + SPARE_BYTES
-        self._own = "gzip" if _outermost(header) == "gzip" else ""
+        self._own = "gzip" if file_codec(header) == "gzip" else ""
 
     def fetch(self, unit: Index, span: tuple[int, int] | None = None, tag: str = "") -> Part | None:
         """Return the file at `unit` of the grid, or a span of it, as `object_store.fetch`; None where there is none.
@@ -595,35 +473,16 @@ def _num_bytes(shape: tuple[int, ...], header: Header) -> int:
     return num
 
 
-def _outermost(header: Header) -> str:
+def file_codec(header: Header) -> str:
     """Return the codec that the whole of a chunk file is in, "" for none."""
-    if header.format == "zarr2":
-        return str((header.known.get("compressor") or {}).get("id", ""))
-    if header.format == "zarr3" and header.shards is None:
-        return str(header.known["codecs"][-1]["name"])
-    return ""
+    scheme = ChunkFiles(header).scheme
+    codec = scheme.codec(header)
+    return codec.name if header.shards is None and codec.is_last and not scheme.head_bytes(len(header.shape)) else ""
 
 
 def is_other_form(error: Exception) -> bool:
     """Return whether what tensorstore says of a chunk may mean that it is in a form which others read."""
     return OTHER_FORMS.search(str(error)) is not None
-
-
-def as_tensorstore_reads(header: Header, content: bytes) -> bytes:
-    """Return the `content` of a chunk file in the form that tensorstore knows: N5 of mode 1 as of mode 0.
-
-    Java's writers give such blocks the number of their elements, behind their sizes (N5 specification, block format).
-
-    Raises:
-        VolumeError: an N5 block that holds objects.
-    """
-    mode = int.from_bytes(content[:2], "big") if header.format == "n5" and len(content) >= N5_START else 0
-    if mode == N5_OBJECTS:
-        raise VolumeError(f"{header.folder}: a block is of N5 mode 2, which holds an object, not voxels")
-    if mode != N5_VARLENGTH:
-        return content
-    start = N5_START + 4 * len(header.shape)
-    return b"\0\0" + content[2:start] + content[start + 4 :]
 
 
 def in_one_member(header: Header, content: bytes) -> bytes | None:
@@ -635,10 +494,9 @@ def in_one_member(header: Header, content: bytes) -> bytes | None:
         ValueError: it is damaged.
     """
     names = {"gzip": "gzip", "bzip2": "bzip2", "bz2": "bzip2", "zstd": "zstd"}
-    start, codec = 0, _outermost(header)
-    if header.format == "n5":
-        start, codec = N5_START + 4 * len(header.shape), str(header.known["compression"]["type"])
-    encoding = names.get(codec, "")
+    scheme = ChunkFiles(header).scheme
+    start, codec = scheme.head_bytes(len(header.shape)), scheme.codec(header)
+    encoding = names.get(codec.name, "") if codec.is_last and header.shards is None else ""
     if not encoding or not content.startswith(decoded_size.MAGIC[encoding], start):
         return None
     most = _num_bytes(header.chunks, header)

@@ -9,7 +9,6 @@ import errno
 import itertools
 import math
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -23,7 +22,7 @@ from volpipe.geometry.indexing import bounds, ranges
 from volpipe.volumes.storage import decoded_size, object_store, paths
 from volpipe.volumes.storage.chunk_files import ABSENT, ChunkFiles
 from volpipe.volumes.storage.memory import check_memory
-from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.metadata import ChunkScheme, Header
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.requests import is_damage
 from volpipe.volumes.storage.tensorstore import Index, StoredArray, check_process
@@ -39,12 +38,9 @@ PASSING = {
     errno.ENOMEM,
 }
 MAX_TRIED = 100_000  # chunks of one box that are read again to find which is damaged
-CHUNKED = ("n5", "zarr2", "zarr3")
 KNOWN_CHUNKS = 2**16
 BLOSC_BYTES = 16
 XZ_BYTES = 2**16  # of headers and tables, at most, beside what an xz stream holds
-N5_VARLENGTH = b"\0\1"  # the mode of an N5 chunk that says how many voxels it has
-N5_SIZES = 4  # where the sizes of an N5 chunk stand: after its mode and its number of axes, 2 bytes each
 
 
 def read(what: object, header: Header, array: StoredArray, index: Index, *, is_checked: bool = False) -> np.ndarray:
@@ -76,7 +72,7 @@ def read(what: object, header: Header, array: StoredArray, index: Index, *, is_c
 
 def check_chunk(header: Header) -> None:
     """Raise where a chunk, which is decoded whole, is more than memory holds."""
-    if header.codec != "raw" or header.format in CHUNKED:
+    if header.codec != "raw" or header.scheme is not None:
         size = math.prod(header.chunks) * header.dtype.itemsize
         check_memory(size, f"{header.folder}: a chunk {header.chunks} of {header.dtype}")
 
@@ -138,9 +134,9 @@ def _message(error: Exception) -> str:
 
 def file_of(header: Header, chunk: Sequence[int]) -> Location:
     """Return the file that holds the chunk of the array of `header` at the index `chunk`, stored axes."""
-    if "names" in header.known:
+    if header.has_slices:
         return header.folder / header.slice_name(chunk)
-    if header.format in CHUNKED or header.format == "precomputed":
+    if header.scheme is not None:
         units = zip(chunk, header.chunks, header.write_unit, strict=True)
         return header.folder / ChunkFiles(header).name(tuple(i * c // unit for i, c, unit in units))
     file = header.known.get("file")
@@ -151,18 +147,17 @@ def check_content(header: Header, chunk: Sequence[int], content: bytes) -> None:
     """Raise where the `content` of the file of a chunk tells that it is damaged, and its codec would not.
 
     Raises:
-        ValueError: a blosc or xz chunk unpacks to more than a chunk, or an N5 chunk has too few voxels.
+        ValueError: a blosc or xz chunk unpacks to more than a chunk, or a chunk says that it has too few voxels.
     """
-    offset, most = _blosc_offset(header), math.prod(header.chunks) * header.dtype.itemsize
+    assert header.scheme is not None
+    start, codec = header.scheme.head_bytes(len(header.shape)), header.scheme.codec(header).name
+    most = math.prod(header.chunks) * header.dtype.itemsize
     try:
-        if header.format == "n5":
-            start = N5_SIZES + 4 * len(header.shape)
-            axes = zip(chunk, header.chunks, header.shape, strict=True)
-            _check_n5_sizes("it", content[:start], tuple(min(c, n - k * c) for k, c, n in axes))
-            if header.known["compression"]["type"] == "xz":
-                decoded_size.check_xz(content[start:], most)
-        if offset is not None:
-            _check_blosc_size("it", content[offset : offset + BLOSC_BYTES], most)
+        _check_shape("it", header.scheme, content[:start], _expected_shape(header, chunk))
+        if codec == "xz":
+            decoded_size.check_xz(content[start:], most)
+        if codec == "blosc":
+            _check_blosc_size("it", content[start : start + BLOSC_BYTES], most)
     except ChunkError as error:
         raise ValueError(f"DATA_LOSS: {error}") from error
 
@@ -175,22 +170,26 @@ def _check_before(place: str, header: Header, box: Box) -> None:
     Raises:
         ChunkError: with both numbers.
     """
-    offset, most = _blosc_offset(header), math.prod(header.chunks) * header.dtype.itemsize
-    if header.format == "n5" and header.known["compression"]["type"] == "xz":
+    if header.scheme is None:
+        return
+    codec, most = header.scheme.codec(header).name, math.prod(header.chunks) * header.dtype.itemsize
+    if codec == "xz":
         _check_xz_chunks(place, header, box, most)
-    if offset is None or not isinstance(header.folder, Path):
+    if codec != "blosc" or not isinstance(header.folder, Path):
         return
     places: dict[Location, np.ndarray | None] = {}
+    head_bytes = header.scheme.head_bytes(len(header.shape))
     for chunk in cells(box, header.chunks):
         file = file_of(header, chunk)
         assert isinstance(file, Path)
+        offset = 0
         if header.shards:
             start = _place_in_shard(header, chunk, places)
             if start is None:
                 continue
             offset = start
-        elif header.format == "n5":
-            offset = _n5_start(header, _bytes(file, 0, 2))
+        elif head_bytes:
+            offset = header.scheme.start(len(header.shape), _bytes(file, 0, head_bytes))
         try:
             _check_blosc(file, offset, most)
         except ChunkError as error:
@@ -199,36 +198,16 @@ def _check_before(place: str, header: Header, box: Box) -> None:
 
 def _check_xz_chunks(place: str, header: Header, box: Box, most: int) -> None:
     """Raise where an xz chunk in `box` is damaged; it costs unpacking it twice."""
+    assert header.scheme is not None
     for chunk in cells(box, header.chunks):
         file = file_of(header, chunk)
-        text = paths.read(file, N5_SIZES + 4 * (len(header.shape) + 1) + 2 * most + XZ_BYTES) or b""
-        offset = _n5_start(header, text)
+        text = paths.read(file, header.scheme.head_bytes(len(header.shape)) + 2 * most + XZ_BYTES) or b""
+        offset = header.scheme.start(len(header.shape), text)
         try:
             if len(text) >= offset:
                 decoded_size.check_xz(text[offset:], most)
         except ChunkError as error:
             raise ChunkError(f"{place}: chunk {chunk} in {file} cannot be read: {error}") from error
-
-
-def _n5_start(header: Header, text: bytes) -> int:
-    """Return where the voxels of the N5 chunk `text` begin: one of mode 1 has their number before them."""
-    return N5_SIZES + 4 * (len(header.shape) + (text[:2] == N5_VARLENGTH))
-
-
-def _blosc_offset(header: Header) -> int | None:
-    """Return at which byte of a chunk's file the header of blosc stands, None where it is another codec."""
-    known = header.known
-    if header.format == "precomputed":
-        return None
-    if header.format == "n5":
-        return N5_SIZES + 4 * len(header.shape) if known["compression"]["type"] == "blosc" else None
-    if header.format == "zarr2":
-        return 0 if (known["compressor"] or {}).get("id") == "blosc" else None
-    codecs = known.get("codecs", ())
-    while codecs and codecs[-1]["name"] == "sharding_indexed":
-        codecs = codecs[-1]["configuration"]["codecs"]
-    names = [codec["name"] for codec in codecs if codec["name"] != "crc32c"]
-    return 0 if names[-1:] == ["blosc"] else None
 
 
 def _place_in_shard(header: Header, chunk: tuple[int, ...], known: dict[Location, np.ndarray | None]) -> int | None:
@@ -269,15 +248,15 @@ def _check_blosc_size(file: object, text: bytes, most: int) -> None:
 
 
 def _check_after(place: str, header: Header, index: Index, data: np.ndarray) -> None:
-    """Raise where an N5 chunk holds fewer voxels than it should; tensorstore takes the rest for zeros.
+    """Raise where a chunk says that it has fewer voxels than it should; tensorstore takes the rest for zeros.
 
-    N5 chunks say their own shape, and only at the end of an array may it be less than a chunk's. What is missing is
+    Where chunks say their own shape, it may be less than a chunk's only at the end of an array. What is missing is
     zero in `data`, the voxels at `index`, so the files are looked at only where a chunk's last voxel there is zero.
 
     Raises:
         ChunkError: with both shapes.
     """
-    if header.format != "n5" or not data.size:
+    if header.scheme is None or not header.scheme.head_bytes(len(header.shape)) or not data.size:
         return
     axes = zip(ranges(index, header.shape), header.chunks, strict=True)
     chunks, last = zip(*(_last_of_chunks(along, c) for along, c in axes), strict=True)
@@ -285,9 +264,8 @@ def _check_after(place: str, header: Header, index: Index, data: np.ndarray) -> 
     corners = data[np.ix_(*ends)] if ends else data
     for zero in np.argwhere(corners.reshape([len(at) for at in last]) == 0):
         chunk = tuple(int(numbers[k]) for numbers, k in zip(chunks, zero, strict=True))
-        expected = tuple(min(c, n - k * c) for k, c, n in zip(chunk, header.chunks, header.shape, strict=True))
         try:
-            _check_n5(file_of(header, chunk), expected)
+            _check_head(header.scheme, file_of(header, chunk), _expected_shape(header, chunk))
         except ChunkError as error:
             raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
 
@@ -299,17 +277,22 @@ def _last_of_chunks(positions: range, chunk: int) -> tuple[np.ndarray, np.ndarra
     return numbers[last], last
 
 
+def _expected_shape(header: Header, chunk: Sequence[int]) -> tuple[int, ...]:
+    """Return the voxels, C order, that the chunk at the index `chunk` must have: those inside of the array."""
+    axes = zip(chunk, header.chunks, header.shape, strict=True)
+    return tuple(min(c, n - i * c) for i, c, n in axes)
+
+
 @lru_cache(maxsize=KNOWN_CHUNKS)
-def _check_n5(file: Location, expected: tuple[int, ...]) -> None:
-    """Raise where the N5 chunk in `file`, if there is one, says that it has fewer voxels than `expected`, C order."""
-    _check_n5_sizes(file, paths.read(file, N5_SIZES + 4 * len(expected)) or b"", expected)
+def _check_head(scheme: ChunkScheme, file: Location, expected: tuple[int, ...]) -> None:
+    """Raise where the chunk in `file`, if there is one, says that it has fewer voxels than `expected`, C order."""
+    _check_shape(file, scheme, paths.read(file, scheme.head_bytes(len(expected))) or b"", expected)
 
 
-def _check_n5_sizes(file: object, text: bytes, expected: tuple[int, ...]) -> None:
-    if len(text) == N5_SIZES + 4 * len(expected):
-        shape = struct.unpack(f">{len(expected)}I", text[N5_SIZES:])[::-1]
-        if any(f < n for f, n in zip(shape, expected, strict=True)):
-            raise ChunkError(f"{file} holds {shape} voxels instead of {expected}: it is damaged")
+def _check_shape(file: object, scheme: ChunkScheme, head: bytes, expected: tuple[int, ...]) -> None:
+    shape = scheme.stated_shape(len(expected), head)
+    if shape is not None and any(n < m for n, m in zip(shape, expected, strict=True)):
+        raise ChunkError(f"{file} holds {shape} voxels instead of {expected}: it is damaged")
 
 
 @contextmanager

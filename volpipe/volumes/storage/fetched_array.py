@@ -1,10 +1,10 @@
 """Arrays whose chunk files are read by us: those in buckets and on web servers, and odd ones on a disk.
 
 Each chunk is fetched by one request, and decoded as it comes. What comes says which version of the file it is of, so
-that nobody has to ask for that beside it. Of a shard of Zarr v3 the index is fetched once, and chunks that lie
-together come by one request; shards of other kinds, those of precomputed too, are read by tensorstore alone. On a disk
-tensorstore reads all but what it cannot: chunks by other names, and forms that other decoders know. Not here: requests
-(object_store), names (chunk_files), or decoding (tensorstore).
+that nobody has to ask for that beside it. The index of a shard is fetched once, if it is of the usual kind, and chunks
+that lie together come by one request; shards of other kinds are read by tensorstore alone. On a disk tensorstore reads
+all but what it cannot: chunks by other names, and forms that other decoders know. Not here: requests (object_store),
+names (chunk_files), or decoding (tensorstore).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 import numpy as np
@@ -31,11 +31,10 @@ from volpipe.volumes.storage.chunk_files import (
     ChunkFiles,
     ChunkSource,
     as_fill,
-    as_tensorstore_reads,
     in_one_member,
     is_other_form,
 )
-from volpipe.volumes.storage.damage import CHUNKED, check_content
+from volpipe.volumes.storage.damage import check_content
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Part, Remote, Stamp
 from volpipe.volumes.storage.paths import Location
@@ -150,7 +149,8 @@ class FetchedArray:
         live: bool = False,
     ) -> None:
         self._header, self._live = header, live
-        self._inner = _in_chunk_files(header)
+        self._scheme = ChunkFiles(header).scheme
+        self._inner = self._scheme.without_shards(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
         self._source = ChunkSource(header, check_missing)
         self._indices: OrderedDict[Location, ShardIndex] = OrderedDict()
@@ -320,7 +320,7 @@ class FetchedArray:
         if content is None:
             data[target] = here.read(place)
             return
-        content = as_tensorstore_reads(self._inner, content)
+        content = self._scheme.as_tensorstore_reads(self._inner, content)
         try:
             data[target] = self._decoded(here, chunk, content, place)
         except ValueError as error:
@@ -440,21 +440,11 @@ def can_fetch(header: Header) -> bool:
 
 def _is_usual(header: Header) -> bool:
     """Return whether chunks of the array of `header` are files, or in shards of a usual kind."""
-    if header.unsupported:
+    if header.unsupported or header.scheme is None:
         return False
     if header.shards is not None:
-        return ChunkFiles(header).sharding is not None
-    is_plain = header.format == "precomputed" and "sharding" not in header.known["scale_metadata"]
-    return is_plain or header.format in CHUNKED
-
-
-def _in_chunk_files(header: Header) -> Header:
-    """Return `header` of the same array with each chunk in a file of its own."""
-    settings = ChunkFiles(header).sharding
-    if settings is None:
-        return header
-    grid = {"name": "regular", "configuration": {"chunk_shape": list(header.chunks)}}
-    return replace(header, shards=None, known={**header.known, "chunk_grid": grid, "codecs": settings["codecs"]})
+        return ChunkFiles(header).index_place is not None
+    return bool(ChunkFiles(header).name((0,) * len(header.shape)))
 
 
 def _grouped(spans: list[tuple[tuple[int, int], Index]]) -> list[list[tuple[tuple[int, int], Index]]]:

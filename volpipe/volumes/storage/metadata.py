@@ -1,6 +1,6 @@
-"""What formats have in common: metadata files, read and written, checked, in C order and nanometres.
+"""What formats have in common: metadata, read and written, checked, in C order and nanometres, and names of chunks.
 
-Not here: what any one format calls things (n5, zarr, ome), or the voxels (tensorstore).
+Not here: what any one format calls things (formats), the files of chunks (chunk_files), or voxels (tensorstore).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,23 +54,6 @@ LENGTH = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s.+
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What docs/formats.md says of a format, in Markdown: each module of formats has them.
-
-    Attributes:
-        title: the format, as users call it.
-        reads: which files of it volpipe reads.
-        voxel_size: where a file says its voxel size.
-        limits: what a copy in it cannot keep, or needs; "" for nothing.
-    """
-
-    title: str
-    reads: str
-    voxel_size: str
-    limits: str = ""
-
-
-@dataclass(frozen=True)
 class Place:
     """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
 
@@ -91,12 +74,127 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Style:
+    """How chunk files are named: what stands before the numbers of a chunk, between them, and after them."""
+
+    prefix: str = ""
+    separator: str = ""
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class ChunkCodec:
+    """The codec of the voxels of a chunk, "" for none, and whether nothing, such as a checksum, follows it."""
+
+    name: str = ""
+    is_last: bool = True
+
+
+@dataclass(frozen=True)
+class IndexPlace:
+    """Where the index of a shard stands in its file: at the end or the start, with a checksum or without."""
+
+    at_end: bool
+    has_checksum: bool
+
+
+@dataclass(frozen=True)
+class ChunkScheme:
+    """A scheme of plain chunk files in C order, one for each chunk; formats replace what is different with them.
+
+    Attributes:
+        driver: tensorstore's name of the format.
+        is_reversed: whether tensorstore has the fastest axis first, from any number on, and channels always.
+        is_regular: whether a file's name follows from its place in the grid alone, and stays as the array grows.
+        tells_stored: whether tensorstore tells which chunks are stored.
+        rare_styles: in which something that packs or copies them may.
+    """
+
+    driver: ClassVar[str]
+    is_reversed: ClassVar[bool] = False
+    is_regular: ClassVar[bool] = True
+    tells_stored: ClassVar[bool] = True
+    rare_styles: ClassVar[tuple[Style, ...]] = (Style("", "_"), Style("", "-"), Style("c/", "."))
+
+    def style(self, header: Header) -> Style:
+        """Return how the metadata say that chunk files are named."""
+        raise NotImplementedError
+
+    def styles(self, header: Header) -> tuple[Style, ...]:
+        """Return how other programs name chunk files."""
+        return ()
+
+    def words(self, header: Header, index: Sequence[int]) -> list[str]:
+        """Return the words in the name of the file at `index` of the grid; [] where its chunks are no box of that."""
+        return list(map(str, index))
+
+    def index(self, header: Header, words: Sequence[str]) -> list[int] | None:
+        """Return the place, in the grid or not, that the `words` in a name say; None where they say none."""
+        return [int(word) for word in words] if all(word.isdecimal() for word in words) else None
+
+    def codec(self, header: Header) -> ChunkCodec:
+        """Return the codec of a chunk, in a shard or not."""
+        return ChunkCodec()
+
+    def index_place(self, header: Header) -> IndexPlace | None:
+        """Return where the index of a shard stands; None where there are no shards, or none of the usual kind."""
+        return None
+
+    def without_shards(self, header: Header) -> Header:
+        """Return `header` of the same array with each chunk in a file of its own."""
+        return header
+
+    def count_in_shard(self, header: Header, index: Sequence[int]) -> int | None:
+        """Return the number of chunks in the shard at `index` where it has no index of the usual kind, None if unknown.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        return None
+
+    def head_bytes(self, rank: int) -> int:
+        """Return the usual number of bytes before the voxels of a chunk of `rank` axes."""
+        return 0
+
+    def start(self, rank: int, content: bytes) -> int:
+        """Return where the voxels begin in a chunk of this `content`, of which the first bytes are enough."""
+        return 0
+
+    def stated_shape(self, rank: int, head: bytes) -> tuple[int, ...] | None:
+        """Return the shape, C order, that the `head` of a chunk says, None where chunks do not say it."""
+        return None
+
+    def as_tensorstore_reads(self, header: Header, content: bytes) -> bytes:
+        """Return the `content` of a chunk file in the form that tensorstore knows.
+
+        Raises:
+            VolumeError: it holds no voxels.
+        """
+        return content
+
+    def metadata(self, header: Header) -> dict[str, Any]:  # Any: JSON
+        """Return the metadata as tensorstore's spec has them."""
+        return {"metadata": dict(header.known)}
+
+    def key(self, header: Header) -> str:
+        """Return the key of the array below the folder that tensorstore opens, "" where it is that folder."""
+        return ""
+
+    def count_folders(self, counts: Sequence[int]) -> int:
+        """Return the folders of an array, its own too, with as many files along each stored axis as `counts`.
+
+        Their names are those that arrays of ours have.
+        """
+        return 1 + sum(math.prod(counts[:depth]) for depth in range(1, len(counts)))
+
+
+@dataclass(frozen=True)
 class Header:
     """The checked metadata of one array, in C order.
 
     Attributes:
         folder: where it lies, in a file or a folder.
-        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff", "picture", "mrc" or "npy".
+        format: its name, such as "n5".
         shape, chunks, shards: as stored; `shards` is None where a chunk is a file of its own.
         dtype: in native byte order; bool is uint8, 0 or 1.
         codec: for people, such as "gzip 5".
@@ -109,6 +207,8 @@ class Header:
         unsupported: why tensorstore cannot read it, "" where it can.
         place: where it lies, None where its attributes and those around it say so.
         notes: what a user should know of it, each a sentence.
+        scheme: how its chunk files are named and begin; None where chunks are no files.
+        data_files: other files that its voxels lie in, which may be beside its own; None where its reader alone knows.
     """
 
     folder: Location
@@ -127,8 +227,12 @@ class Header:
     unsupported: str = ""
     place: Place | None = None
     notes: tuple[str, ...] = ()
+    scheme: ChunkScheme | None = None
+    data_files: tuple[Path, ...] | None = ()
 
     def __post_init__(self) -> None:
+        for file in self.data_files or ():
+            paths.check_beside(str(file), self.path)
         if len(self.chunks) != len(self.shape):
             raise VolumeError(f"{self.folder}: shape {self.shape} and chunk {self.chunks} differ in axes")
         if math.prod(self.shape) * self.dtype.itemsize > MAX_BYTES:
@@ -145,6 +249,16 @@ class Header:
         """Where it lies on a disk, which arrays of formats that are files always do."""
         assert isinstance(self.folder, Path)
         return self.folder
+
+    @property
+    def has_regular_names(self) -> bool:
+        """Whether it has chunk files whose names follow from their place in the grid alone, so that it may grow."""
+        return self.scheme is not None and self.scheme.is_regular
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether it is a folder of slices: files whose names it lists."""
+        return "names" in self.known
 
     def slice_name(self, place: Sequence[int]) -> str:
         """Return the name of the file with the voxel at `place`, stored axes; of a folder of slices alone."""

@@ -1,6 +1,6 @@
 """Voxels through tensorstore: arrays opened from metadata that was read, checked and cleaned elsewhere.
 
-Not here: metadata (n5, zarr, ome). The only file that imports tensorstore, and only in the process that reads.
+Not here: metadata (formats). The only file that imports tensorstore, and only in the process that reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3", "precomputed": "neuroglancer_precomputed"}
 COUNTERS = ("bytes_read", "bytes_written")
 # Asked for these alone: tensorstore keeps for good what it tells, 0.6 KB a counter; of all 9 of a disk that is 5.5 KB a
 # call, and a driver of 10,000 datasets or a worker of a million tasks asks often (2026-11-23).
@@ -72,9 +71,10 @@ class StoredArray(Protocol):
 class TensorStoreArray:
     """An array that tensorstore reads and writes; a chunk, or a shard, is written whole or not at all."""
 
-    def __init__(self, array: ts.TensorStore, *, sharded: bool = False) -> None:
+    def __init__(self, array: ts.TensorStore, *, sharded: bool = False, tells_stored: bool = True) -> None:
         self._array = array
         self._sharded = sharded
+        self._tells_stored = tells_stored
 
     def read(self, index: Index, look: Callable[[], None] | None = None) -> np.ndarray:
         """Return the voxels at `index`; where they take long, `look` tells whether a file is one to wait for."""
@@ -82,8 +82,10 @@ class TensorStoreArray:
         return np.asarray(_result(self._array[index].read(order="C"), look))
 
     def is_stored(self, index: Index, look: Callable[[], None] | None = None) -> bool:
-        """Return whether some chunk at `index` is stored; no chunk is read. `look` is as of `read`."""
+        """Return whether some chunk at `index` is stored, also where only a read can tell; `look` is as of `read`."""
         check_process()
+        if not self._tells_stored:
+            return True
         return not _result(self._array[index].storage_statistics(query_not_stored=True), look).not_stored
 
     def write(self, index: Index, data: np.ndarray) -> None:
@@ -124,14 +126,13 @@ def open_array(
     """
     import tensorstore as ts
 
+    assert header.scheme is not None
     if kvstore is None:
         folder = header.folder
-        for _ in PurePosixPath(_scale_key(header)).parts:
+        for _ in PurePosixPath(header.scheme.key(header)).parts:
             folder = folder.parent
-        kvstore = _kvstore(folder)
-    is_precomputed = header.format == "precomputed"
-    known = dict(header.known) if is_precomputed else {"metadata": dict(header.known)}
-    spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, **known}
+        kvstore = kvstore_of(folder)
+    spec = {"driver": header.scheme.driver, "kvstore": kvstore, **header.scheme.metadata(header)}
     if cache_bytes:
         spec["recheck_cached_data"] = True if live else "open"
     own = context(cache_bytes)
@@ -139,27 +140,25 @@ def open_array(
         array = ts.open(spec, open=True, assume_metadata=True, read=True, write=write, context=own).result()
     except OverflowError as error:
         raise ValueError(f"a number is out of range: {error}") from error
-    # N5's axes are x, y, z
-    turned = array.T if header.format == "n5" else _turned(array, len(header.shape)) if is_precomputed else array
-    return TensorStoreArray(turned, sharded=header.shards is not None)
+    if header.scheme.is_reversed:
+        array = array[ts.d[:].translate_to[0]].T
+        array = array[0] if array.rank > len(header.shape) else array
+    is_sharded, tells_stored = header.shards is not None, header.scheme.tells_stored
+    return TensorStoreArray(array, sharded=is_sharded, tells_stored=tells_stored)
 
 
-def count_in_shard(header: Header, number: int) -> int:
-    """Return how many chunks the shard `number` of a precomputed array of `header` holds.
+def count_keys(spec: Tree, first: bytes, last: bytes) -> int:
+    """Return how many keys the store of `spec` has from `first` on, before `last`.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: what it reads is damaged.
     """
     import tensorstore as ts
 
-    sharding = header.known["scale_metadata"]["sharding"]
-    spec = {"driver": "neuroglancer_uint64_sharded", "base": _kvstore(header.folder), "metadata": sharding}
-    bits = sharding["preshift_bits"] + sharding["minishard_bits"]
-    first, last = (((number + i) << bits).to_bytes(8, "big") for i in range(2))  # names of chunks are their numbers
     return len(ts.KvStore.open(spec, context=context()).result().list(ts.KvStore.KeyRange(first, last)).result())
 
 
-def _kvstore(folder: Location) -> Tree:
+def kvstore_of(folder: Location) -> Tree:
     """Return tensorstore's spec of `folder`."""
     if isinstance(folder, Path):
         check_letters(folder)
@@ -179,19 +178,6 @@ def _kvstore(folder: Location) -> Tree:
     return spec
 
 
-def _scale_key(header: Header) -> str:
-    """Return the key of a precomputed level, below the folder that tensorstore opens; "" of other formats."""
-    return str(header.known["scale_metadata"]["key"]) if header.format == "precomputed" else ""
-
-
-def _turned(array: ts.TensorStore, rank: int) -> ts.TensorStore:
-    """Return a precomputed array, whose axes are x, y, z, channel, as (c,) z, y, x, each from 0."""
-    import tensorstore as ts
-
-    turned = array[ts.d[:].translate_to[0]].T
-    return turned if rank == 4 else turned[0]
-
-
 class ArrayInMemory:
     """An array of `header` with chunk files in memory alone; those that nobody put there count as absent."""
 
@@ -201,7 +187,8 @@ class ArrayInMemory:
         place = {"driver": "memory", "path": f"{uuid.uuid4().hex}/"}
         self._files = ts.KvStore.open(place, context=context(cache_bytes)).result()
         self._array = open_array(header, kvstore=place, cache_bytes=cache_bytes, write=write)
-        self._prefix = f"{key}/" if (key := _scale_key(header)) else ""
+        assert header.scheme is not None
+        self._prefix = f"{key}/" if (key := header.scheme.key(header)) else ""
 
     def put(self, name: str, data: bytes | None) -> None:
         """Store the chunk file `name`, or forget it where there are no `data`."""
@@ -219,7 +206,7 @@ class ArrayInMemory:
 
 
 class ChunkEncoder:
-    """The chunks in the shards of a Zarr v3 array of `header`, as they are stored; none where all is the fill value.
+    """The chunks in the shards of an array of `header`, as they are stored; none where all is the fill value.
 
     `shape` of voxels, in stored axes, is encoded at a time; it starts with a chunk.
     """
@@ -227,16 +214,15 @@ class ChunkEncoder:
     def __init__(self, header: Header, shape: tuple[int, ...]) -> None:
         import tensorstore as ts
 
-        names = ("zarr_format", "node_type", "data_type", "fill_value", "chunk_key_encoding")
-        sharding = header.known["codecs"][0]["configuration"]
-        grid = {"name": "regular", "configuration": {"chunk_shape": list(header.chunks)}}
-        metadata = {name: header.known[name] for name in names}
-        metadata |= {"shape": list(shape), "chunk_grid": grid, "codecs": sharding["codecs"]}
+        assert header.scheme is not None
+        inner = header.scheme.without_shards(header)
+        metadata = {**inner.known, "shape": list(shape)}
         place = {"driver": "memory", "path": f"{uuid.uuid4().hex}/"}
-        spec = {"driver": "zarr3", "kvstore": place, "metadata": metadata}
+        spec = {"driver": header.scheme.driver, "kvstore": place, "metadata": metadata}
         own = context(encodes=True)
         self._files = ts.KvStore.open(place, context=own).result()
         self._array = ts.open(spec, open=True, assume_metadata=True, write=True, context=own).result()
+        self._inner, self._scheme, self._style = inner, header.scheme, header.scheme.style(inner)
 
     def encode(self, data: np.ndarray) -> Iterator[tuple[tuple[int, ...], bytes]]:
         """Yield the place of each chunk of `data`, counted in chunks, and its bytes, in C order; past its end are fill
@@ -246,10 +232,14 @@ class ChunkEncoder:
 
         check_process()
         self._array[tuple(slice(0, n) for n in data.shape)].write(data).result()
-        names = {tuple(map(int, name.decode().split("/")[1:])): name for name in self._files.list().result()}
+        names = {self._place(name.decode()): name for name in self._files.list().result()}
         for place, result in [(place, self._files.read(name)) for place, name in sorted(names.items())]:
             yield place, result.result().value
         self._files.delete_range(ts.KvStore.KeyRange()).result()
+
+    def _place(self, name: str) -> tuple[int, ...]:
+        words = name.removeprefix(self._style.prefix).split(self._style.separator)
+        return tuple(self._scheme.index(self._inner, words) or ())
 
 
 def context(cache_bytes: int = 0, *, encodes: bool = False) -> ts.Context:
