@@ -63,7 +63,7 @@ def test_what_is_wrong_is_refused(folder: Path, name: str, given: dict[str, Any]
         ("run", {"volume": "in.n5"}, [("the folder of the job", "{}")]),
         ("run", {"volume": "in.n5", "out": "out.zarr"}, [("--out out.zarr", "out.zarr")]),
         ("run", {"volume": "in.n5", "out": "o", "log_json": "-"}, [("--out o", "o")]),
-        ("run", {"volume": "in.n5", "out": "o", "log_json": "a.txt"}, [("--out o", "o"), ("--log-json a.txt", "a.txt")]),
+        ("run", {"volume": "in.n5", "out": "o", "log_json": "a"}, [("--out o", "o"), ("--log-json a", "a")]),
         ("evaluate", {"output": "in.n5", "reference": "in.n5", "json_file": "s.json"},
          [("--json s.json", "s.json"), ("the folder of the job", "{}")]),
         ("batch", {"volumes": ["batch.toml"]}, [('out = "done" of batch.toml', "done")]),
