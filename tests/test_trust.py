@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import stat
@@ -15,7 +16,7 @@ import pytest
 import torch
 from arrays import invented, make
 from command import THREADS, Give, giver
-from conftest import TEST_PATH
+from conftest import ROOT, TEST_PATH
 from pydantic import ValidationError
 from torch import nn
 from volumes import write_volume
@@ -216,3 +217,19 @@ def test_a_run_folder_that_everybody_may_write_to_is_closed_or_refused(
     monkeypatch.setattr(Path, "chmod", refuse)
     with pytest.raises(RunError, match="anybody may write to it"), folder.locked():
         pass
+
+
+def test_no_file_of_numbers_is_loaded_as_code() -> None:
+    """numpy's files without pickles, as is its default, and torch's with `weights_only`."""
+    loads = [
+        (f"{file.relative_to(ROOT)}:{call.lineno}", ast.unparse(call.func), ast.unparse(call))
+        for file in sorted((ROOT / "volpipe").rglob("*.py"))
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("np.load", "torch.load")
+    ]
+    assert {function for _, function, _ in loads} == {"np.load", "torch.load"}
+    wrong = [
+        place for place, function, call in loads
+        if "allow_pickle=True" in call or (function == "torch.load" and "weights_only=True" not in call)
+    ]  # fmt: skip
+    assert wrong == []

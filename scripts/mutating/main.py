@@ -81,7 +81,7 @@ def first_of(change: Change, tests: list[Path], most: int) -> list[str]:
     What a function of the same file names counts for the tests that name that function.
     """
     named = re.compile(rf"\b({'|'.join(map(re.escape, change.names))})\b")
-    ranks: list[tuple[int, int, str]] = []
+    ranks = list[tuple[int, int, str]]()
     for test in tests:
         text = (ROOT / test).read_text(encoding="utf-8")
         functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]

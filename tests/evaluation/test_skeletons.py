@@ -395,3 +395,11 @@ def test_a_stage_scores_by_skeletons_again_where_these_have_changed() -> None:
         scores = json.loads(Path("out/scores.json").read_text())["scores"]["output"]
         found.append({each["name"]: each["length"] for each in scores["neurons"]}["short"])
     assert found == pytest.approx([40, 40, 80])
+
+
+def test_nodes_that_are_stored_as_code_are_not_loaded(tmp_path: Path) -> None:
+    """A folder of scores may come from somebody else."""
+    code = np.array([SimpleNamespace(), None], dtype=object)
+    np.savez(tmp_path / "nodes.npz", **dict.fromkeys(Nodes.__dataclass_fields__, code))
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded when allow_pickle=False"):
+        Nodes.load(tmp_path / "nodes.npz")
