@@ -260,7 +260,7 @@ def test_what_another_evaluation_has_left_meanwhile_stays(score: Callable[..., o
 
 
 def test_a_folder_that_goes_while_its_lock_is_awaited_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, take = RunFolder(Path("scores.run")), lock._take
+    folder, take = RunFolder(Path("scores.run")), lock._take_lock
 
     def late(descriptor: int) -> None:
         (folder.path / lock.LOCK_FILE).unlink()
@@ -268,7 +268,7 @@ def test_a_folder_that_goes_while_its_lock_is_awaited_is_refused(monkeypatch: py
 
     with folder.locked():
         pass
-    monkeypatch.setattr(lock, "_take", late)
+    monkeypatch.setattr(lock, "_take_lock", late)
     with pytest.raises(RunError, match=r"was deleted by process .*; give the command again"), folder.locked():
         pass
 

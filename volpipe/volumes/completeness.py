@@ -101,7 +101,7 @@ def check_still_written(container: Location, key: str, box: Box) -> None:
     except VolumeError:
         return
     if mark is not None:
-        check_written(str(place), _parsed(mark, place.name), box)
+        check_written(str(place), _incomplete_from(mark, place.name), box)
 
 
 def find_incomplete(header: Header, key: str) -> Incomplete | None:
@@ -120,16 +120,16 @@ def find_incomplete(header: Header, key: str) -> Incomplete | None:
             raise
         except VolumeError:  # of a group that is no more than around it
             return None
-    return None if mark is None else _parsed(mark, header.folder.name)
+    return None if mark is None else _incomplete_from(mark, header.folder.name)
 
 
-def _parsed(mark: Mapping[str, Any], level: str) -> Incomplete:  # Any: JSON
+def _incomplete_from(mark: Mapping[str, Any], level: str) -> Incomplete:  # Any: JSON
     written = mark.get("written")
     entries = written.get(level) if isinstance(written, dict) else None
-    return Incomplete(str(mark.get("command") or ""), str(mark.get("folder") or ""), tuple(_boxes(entries)))
+    return Incomplete(str(mark.get("command") or ""), str(mark.get("folder") or ""), tuple(_listed_boxes(entries)))
 
 
-def _boxes(entries: object) -> Iterable[Box]:
+def _listed_boxes(entries: object) -> Iterable[Box]:
     """Yield the boxes that a mark lists; none where it is not as we write it."""
     for entry in entries if isinstance(entries, list) else ():
         ends = entry if isinstance(entry, list) and len(entry) == 2 else [[], []]
@@ -155,7 +155,7 @@ def mark_incomplete(
 
 def written_boxes(container: Location, level: str) -> tuple[Box, ...]:
     """Return the boxes of `level` of the incomplete output in `container` that are noted as written."""
-    return _parsed(_standing(container, ""), level).written
+    return _incomplete_from(_standing(container, ""), level).written
 
 
 def mark_written(container: Location, format: str, written: Mapping[str, Sequence[Box]]) -> None:
@@ -180,14 +180,14 @@ def joined(boxes: Iterable[Box]) -> list[Box]:
         new = box
         while (other := next((each for each in result if _is_box(each, new)), None)) is not None:
             result.remove(other)
-            new = _around(other, new)
+            new = _box_around(other, new)
         result.append(new)
     return result
 
 
-def _around(a: Box, b: Box) -> Box:
+def _box_around(a: Box, b: Box) -> Box:
     return Box(tuple(map(min, a.start, b.start)), tuple(map(max, a.stop, b.stop)))
 
 
 def _is_box(a: Box, b: Box) -> bool:
-    return a.num_voxels + b.num_voxels - (a & b).num_voxels == _around(a, b).num_voxels
+    return a.num_voxels + b.num_voxels - (a & b).num_voxels == _box_around(a, b).num_voxels

@@ -124,17 +124,17 @@ def convert(
     """
     choice = choice or Choice()
     target = with_record(plan_copy(volume, out, choice), volume, choice)
-    coarse, read = coarser(volume, choice.bin), partial(_read, volume, choice.bin)
-    boxes = Grid(coarse.spatial_shape, _cell(target, coarse))
+    coarse, read = coarser(volume, choice.bin), partial(_read_binned, volume, choice.bin)
+    boxes = Grid(coarse.spatial_shape, _copied_box_shape(target, coarse))
     tell = on_progress or (lambda done, total: None)
-    with atomic_copy(target, _identity(target, volume, boxes) | {"bin": choice.bin}) as tally:
+    with atomic_copy(target, _copy_identity(target, volume, boxes) | {"bin": choice.bin}) as tally:
         if target.is_folder:
             copy_box = partial(_copy_box, target, read, boxes)
             for number in in_processes(copy_box, tally.left(len(boxes)), workers, target.path):
                 tally.add(number)
                 tell(len(tally), len(boxes))
         else:
-            with contextlib.closing(_parts(target, read, boxes, workers, tell)) as parts:
+            with contextlib.closing(_read_in_order(target, read, boxes, workers, tell)) as parts:
                 _write_file(target, parts)
                 next(parts, None)  # to report the last box
     return open_volume(str(target.path), target.array_key)
@@ -146,7 +146,7 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
     Raises:
         VolumeError: `choice` or the volume does not fit the format, or `out` is no place for it.
     """
-    path, key, format = _place(absolute(out), choice.format)
+    path, key, format = _copy_place(absolute(out), choice.format)
     if format not in WRITTEN:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(WRITTEN)}")
     chosen, writing = format_named(format), WRITTEN[format]
@@ -250,7 +250,7 @@ def container_of(out: str | os.PathLike[str] | Remote) -> Location:
     return next((path for path in places if path.suffix.lower() in SUFFIXES), place)
 
 
-def _place(out: Location, format: str) -> tuple[Location, str, str]:
+def _copy_place(out: Location, format: str) -> tuple[Location, str, str]:
     """Return container, key and format that `out` means: the nearest part of it that ends like a format."""
     path = container_of(out)
     if format == "auto":
@@ -313,7 +313,7 @@ def _check_free(target: Target, volume: Volume) -> None:
             )
 
 
-def _identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
+def _copy_identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
     """Return the values that a stopped copy must share to go on, or its boxes would differ."""
     spec = target.spec
     return {
@@ -331,7 +331,7 @@ def _identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
     }
 
 
-def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
+def _copied_box_shape(target: Target, volume: Volume) -> tuple[int, ...]:
     """Return the box (z, y, x) that is copied at once: whole write units, and whole chunks of the source.
 
     If memory allows: where it does not, chunks of the source, above all whole planes, are decoded more than once.
@@ -404,7 +404,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _read(volume: Volume, bin: Triple, box: Box) -> np.ndarray:
+def _read_binned(volume: Volume, bin: Triple, box: Box) -> np.ndarray:
     """Return the voxels (c, z, y, x) of `box` of the copy, read part by part where each is the mean of several."""
     if bin == UNBINNED:
         return volume.open().read(box)
@@ -430,7 +430,7 @@ def _copy_box(target: Target, read: Callable[[Box], np.ndarray], boxes: Grid, nu
         writer.write(box, data[0])
 
 
-def _parts(
+def _read_in_order(
     target: Target, read_box: Callable[[Box], np.ndarray], boxes: Grid, workers: int, tell: OnProgress
 ) -> Generator[Part]:
     """Yield every box and its voxels in order, while `workers` threads read the next ones."""
@@ -606,12 +606,12 @@ class CopyTally:
         return True
 
 
-def _begin(target: Target, tally: CopyTally) -> None:
+def _begin_copy(target: Target, tally: CopyTally) -> None:
     """Make the empty array, or take over what a copy that was stopped has left."""
     if not tally.load():
         _check_work(target)
     if isinstance(target.draft, Path) and not (len(tally) and target.is_folder):
-        _delete(target.draft)
+        _delete_place(target.draft)
     tally.store()
     if target.is_folder:
         create_draft(target, target.draft)
@@ -637,14 +637,14 @@ def _publish(target: Target) -> None:
     elif not _rename(target, target.path):
         _discard(target)
         raise VolumeError(f"{target.path} was made by somebody else meanwhile; remove it, or write to another place")
-    _delete(target.work)
+    _delete_place(target.work)
 
 
 def _discard(target: Target) -> None:
     chunks = target.path / target.array_key
     if isinstance(chunks, Remote):
-        _delete(chunks)
-    _delete(target.work)
+        _delete_place(chunks)
+    _delete_place(target.work)
 
 
 def create_draft(target: Target, container: Location) -> None:
@@ -675,7 +675,7 @@ def _rename(target: Target, path: Path) -> bool:
     return True
 
 
-def _delete(place: Location) -> None:
+def _delete_place(place: Location) -> None:
     if isinstance(place, Remote):
         paths.delete(place)
     elif place.is_dir():
@@ -698,10 +698,10 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Copy
             paths.check_links(place)
     if target.is_folder and paths.exists(target.path):
         create_groups(target.path, target.key, target.array_format)
-    with _named(target), _held(target):
+    with _naming_copy(target), _held(target):
         tally = CopyTally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))
         try:
-            _begin(target, tally)
+            _begin_copy(target, tally)
         except VolpipeError:  # a refusal, which leaves what is there
             raise
         except OSError:  # no room for the first files
@@ -722,7 +722,7 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Copy
 
 
 @contextlib.contextmanager
-def _named(target: Target) -> Iterator[None]:
+def _naming_copy(target: Target) -> Iterator[None]:
     """Name the copy in errors of the system, such as that there is no room."""
     try:
         yield
@@ -761,7 +761,7 @@ def _held(target: Target) -> Iterator[None]:
             finally:
                 with contextlib.suppress(OSError):  # it is gone
                     if [entry.name for entry in work.iterdir()] == [LOCK_FILE]:  # nothing was begun
-                        _delete(work)
+                        _delete_place(work)
     finally:
         with contextlib.suppress(OSError):  # somebody else holds it, or it keeps what is whole
             work.rmdir()

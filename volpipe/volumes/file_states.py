@@ -49,7 +49,7 @@ class FileStates:
         if header is None:
             raise VolumeError(f"no array at {volume.folder} any more")
         self._volume, self.header = volume, header
-        self._layout = _layout(header)
+        self._layout = _layout_of(header)
         self._description = _description(header)
         self._others: bool | None = None
         self._lately: deque[float] = deque(maxlen=LOOKS)  # seconds that a file took
@@ -69,7 +69,7 @@ class FileStates:
         Args:
             may_be_old: take what this process saw a moment ago of files in a bucket.
         """
-        return self._hash(box, lambda files: self._states(files, may_be_old=may_be_old))
+        return self._hash_box(box, lambda files: self._states(files, may_be_old=may_be_old))
 
     def hash_stamps(self, box: Box, stamps: Mapping[Remote, Stamp | None]) -> str:
         """Return the same from the `stamps` that came with the voxels of `box`; files without one are looked at."""
@@ -80,18 +80,18 @@ class FileStates:
         def states(files: Box) -> np.ndarray:
             remotes = [layout.file(place) for place in cells(files, (1,) * len(files.start))]
             other = [file for file in remotes if file not in stamps]
-            known = dict(zip(other, self._ask(other), strict=True))
+            known = dict(zip(other, self._look_at(other), strict=True))
             known |= {file: ABSENT if stamp is None else stamp_state(stamp) for file, stamp in stamps.items()}
             entries = [known[file] for file in remotes]
             return np.array(entries, np.int64).reshape(*files.shape, 4)
 
-        return self._hash(box, states)
+        return self._hash_box(box, states)
 
-    def _hash(self, box: Box, states_of: Callable[[Box], np.ndarray]) -> str:
+    def _hash_box(self, box: Box, states_of: Callable[[Box], np.ndarray]) -> str:
         if self._layout is None:
             return ""
         shown = mirrored(box, self._volume.spatial_shape)
-        states = states_of(self._files(self._volume.stored_box(shown), self._layout.cell))
+        states = states_of(self._files_of_box(self._volume.stored_box(shown), self._layout.cell))
         if (states == UNTOLD).all(axis=-1).any():
             return ""
         if (states == ABSENT).all(axis=-1).any() and self._has_others():
@@ -100,7 +100,7 @@ class FileStates:
         if (states == ABSENT).all(axis=-1).any() and not container.state(folder, has_slices=self.header.has_slices):
             raise VolumeError(f"no array at {folder} any more")  # and no chunk of it, which would be read as zeros
         place = np.array([box.start, box.stop, shown.start, shown.stop], np.int64)
-        return _hash(self._description, place.tobytes(), states.tobytes()).hex()
+        return _digest(self._description, place.tobytes(), states.tobytes()).hex()
 
     def _has_others(self) -> bool:
         """Return whether files of the array have other names than its metadata give, which are not looked at."""
@@ -108,7 +108,7 @@ class FileStates:
             self._others = is_named(self.header) and bool(list_names(self.header).others)
         return self._others
 
-    def _files(self, box: Box, cell: Shape) -> Box:
+    def _files_of_box(self, box: Box, cell: Shape) -> Box:
         """Return the files of `cell` voxels that hold `box` (z, y, x), by their places along the stored axes."""
         volume, ranges = self._volume, []
         for axis, n, size in zip(volume.axes, volume.shape, cell, strict=True):
@@ -126,22 +126,22 @@ class FileStates:
         """Return the states of `files`, (…, 4), int64."""
         named = self._named
         if named is None or named[0] != files:
-            named = self._named = files, self._names(cells(files, (1,) * len(files.start)))
-        states = self._ask(named[1], may_be_old=may_be_old)
+            named = self._named = files, self._files_at(cells(files, (1,) * len(files.start)))
+        states = self._look_at(named[1], may_be_old=may_be_old)
         return np.array(states, np.int64).reshape(*files.shape, 4)
 
-    def _names(self, places: Iterable[Index]) -> list[Held | None]:
+    def _files_at(self, places: Iterable[Index]) -> list[Held | None]:
         assert self._layout is not None
         return list(map(self._layout.file, places))
 
-    def _ask(self, files: Sequence[Held | None], *, may_be_old: bool = False) -> list[State]:
+    def _look_at(self, files: Sequence[Held | None], *, may_be_old: bool = False) -> list[State]:
         """Return the states of `files`; from where answers take long, many at a time."""
         if self.is_remote:
             return self._ask_store(files, may_be_old=may_be_old)
         if len(self._lately) == LOOKS and min(self._lately) > SLOW_SECONDS:
-            return list(_pool().map(_state, files))
+            return list(_pool().map(_state_of, files))
         started = time.perf_counter()
-        states = list(map(_state, files))
+        states = list(map(_state_of, files))
         self._lately.append((time.perf_counter() - started) / len(files))
         return states
 
@@ -153,7 +153,7 @@ class FileStates:
             if now - at < OLD_SECONDS:
                 known[file] = state
         asked = [file for file in files if file not in known]
-        known |= zip(asked, _pool().map(_state, asked), strict=True)
+        known |= zip(asked, _pool().map(_state_of, asked), strict=True)
         for file in asked:
             self._memory[file] = known[file], now
         while len(self._memory) > MOST_REMEMBERED:
@@ -174,24 +174,24 @@ class KnownStates(FileStates):
         folder = self.header.folder
         self._is_listed = isinstance(folder, Remote) and folder.is_s3 and self.header.has_regular_names
         if self._is_listed:
-            self._list()
+            self._list_bucket()
 
     def _states(self, files: Box, *, may_be_old: bool = False) -> np.ndarray:
         """Return the states of `files`, (…, 4), int64; see `FileStates`."""
         rows = range(files.start[0], files.stop[0])
         inner = Box(files.start[1:], files.stop[1:])
         for row in rows:
-            unknown = np.argwhere(self._row(row)[inner.slices][..., 0] == NOT_ASKED)
+            unknown = np.argwhere(self._states_row(row)[inner.slices][..., 0] == NOT_ASKED)
             if len(unknown):
                 places = [(row, *map(int, place)) for place in unknown + inner.start]
-                for place, state in zip(places, self._ask(self._names(places)), strict=True):
+                for place, state in zip(places, self._look_at(self._files_at(places)), strict=True):
                     self._rows[row][place[1:]] = state
         if self._volume.axes[0] == "z" and not self._is_listed:
             for row in [row for row in self._rows if row < rows.start]:
                 del self._rows[row]
         return np.stack([self._rows[row][inner.slices] for row in rows])
 
-    def _row(self, row: int) -> np.ndarray:
+    def _states_row(self, row: int) -> np.ndarray:
         if row not in self._rows:
             assert self._layout is not None
             sizes = zip(self.header.shape[1:], self._layout.cell[1:], strict=True)
@@ -199,13 +199,13 @@ class KnownStates(FileStates):
             self._rows[row] = np.full((*(-(-n // c) for n, c in sizes), 4), state, np.int64)
         return self._rows[row]
 
-    def _list(self) -> None:
+    def _list_bucket(self) -> None:
         folder, files = self.header.folder, ChunkFiles(self.header)
         assert isinstance(folder, Remote)
         for name, stamp in object_store.list_stamps(folder):
             place = files.index(name)
             if place is not None:
-                self._row(place[0])[place[1:]] = stamp_state(stamp)
+                self._states_row(place[0])[place[1:]] = stamp_state(stamp)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(ASKED_AT_ONCE, "volpipe-states")
 
 
-def _state(file: Held | None) -> State:
+def _state_of(file: Held | None) -> State:
     """Return the state of a file, or of several: one that is not there, or tells nothing, counts for all."""
     if not isinstance(file, tuple):
         return UNTOLD if file is None else file_state(file)
@@ -233,7 +233,7 @@ def _state(file: Held | None) -> State:
     return int.from_bytes(digest, "little", signed=True), 0, 0, sum(state[-1] for state in states)
 
 
-def _layout(header: Header) -> _Layout | None:
+def _layout_of(header: Header) -> _Layout | None:
     """Return where the files of the array of `header` lie; None where its voxels may come from any files."""
     if header.has_slices:
         outer = len(header.known["counts"])
@@ -260,10 +260,10 @@ def _description(header: Header) -> bytes:
     known = {name: value for name, value in header.known.items() if name not in SHAPES}
     tree: list[object] = [header.format, str(header.dtype), header.chunks, header.shards, header.codec]
     tree.append(known if header.has_regular_names else {})
-    return _hash(json.dumps(tree, sort_keys=True, default=str).encode())
+    return _digest(json.dumps(tree, sort_keys=True, default=str).encode())
 
 
-def _hash(*parts: bytes) -> bytes:
+def _digest(*parts: bytes) -> bytes:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)

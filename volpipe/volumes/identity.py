@@ -73,7 +73,7 @@ class Identity(BaseModel):
 def identify_whole(volume: Volume) -> Identity:
     """Return the present identity of `volume`, with the states of all of its files, where these are not too many."""
     states = sorted(map(str, itertools.islice(_stamps(volume.folder), MOST_FILES + 1)))
-    known = _hash("".join(states).encode()) if 0 < len(states) <= MOST_FILES else ""
+    known = _content_hash("".join(states).encode()) if 0 < len(states) <= MOST_FILES else ""
     return identify(volume).model_copy(update={"all_files": known})
 
 
@@ -98,8 +98,8 @@ def identify(volume: Volume) -> Identity:
         "origin": volume.origin_nm,
     }  # others may stand in a group around it
     header = read_header(volume.folder)
-    root, names = _files(volume, header)
-    boxes, places = _boxes(volume), _places(volume, header, root)
+    root, names = _metadata_files(volume, header)
+    boxes, places = _sampled_boxes(volume), _file_finder(volume, header, root)
     once = [*dict.fromkeys(boxes)]
     chunks, voxel_bytes = Grid(volume.spatial_shape, volume.spatial_chunks), volume.num_channels * volume.dtype.itemsize
     at_once = 1 if isinstance(volume.folder, Path) else boxes_at_once(once, chunks, voxel_bytes)
@@ -107,7 +107,9 @@ def identify(volume: Volume) -> Identity:
     for box in boxes:
         digest.update(contents[box][0])
     stamps = ChainMap(*(noted for _, noted in contents.values()))
-    sampled = [Sampled(box=str(box), voxels=_hash(data), file=places(box)) for box, (data, _) in contents.items()]
+    sampled = [
+        Sampled(box=str(box), voxels=_content_hash(data), file=places(box)) for box, (data, _) in contents.items()
+    ]
     names += [sample.file for sample in sampled if sample.file]
 
     def state(file: Location) -> Stamp | None:
@@ -128,7 +130,7 @@ def fingerprint(volume: Volume) -> str:
     return identify(volume).fingerprint
 
 
-def _boxes(volume: Volume) -> list[Box]:
+def _sampled_boxes(volume: Volume) -> list[Box]:
     rng, grid = np.random.default_rng(SEED), Grid(volume.spatial_shape, (SAMPLED_EDGE,) * 3)
     indices = [tuple(int(rng.integers(n)) for n in grid.counts) for _ in range(SAMPLED_BOXES)]
     return [grid.box(grid.number(index)) for index in indices]
@@ -143,11 +145,11 @@ def _content(volume: Volume, box: Box) -> tuple[bytes, dict[Remote, Stamp | None
             return UNREADABLE.encode(), stamps
 
 
-def _hash(content: bytes) -> str:
+def _content_hash(content: bytes) -> str:
     return UNREADABLE if content == UNREADABLE.encode() else hashlib.sha256(content).hexdigest()[:16]
 
 
-def _files(volume: Volume, header: Header | None) -> tuple[Location, list[str]]:
+def _metadata_files(volume: Volume, header: Header | None) -> tuple[Location, list[str]]:
     """Return the folder that names of the files of `volume` count from, and those of its metadata."""
     arrays = format_named(volume.format).arrays
     if arrays is not None:
@@ -160,7 +162,7 @@ def _files(volume: Volume, header: Header | None) -> tuple[Location, list[str]]:
     return root, [within[0].name, *(os.path.relpath(file, root) for file in others)]
 
 
-def _places(volume: Volume, header: Header | None, root: Location) -> Callable[[Box], str]:
+def _file_finder(volume: Volume, header: Header | None, root: Location) -> Callable[[Box], str]:
     """Return a function from a box to the file with its first voxel, counted from `root`.
 
     "" for a volume in one file, and where the file is not known.
@@ -193,7 +195,7 @@ def changes(old: Identity, new: Identity) -> list[str]:
     both = [name for name in old.files if name in new.files and name not in unread]
     differences += _some(
         [
-            f"{name} was {_state(old.files[name])} and is now {_state(new.files[name])}"
+            f"{name} was {_stamp_words(old.files[name])} and is now {_stamp_words(new.files[name])}"
             for name in both
             if not paths.is_same(old.files[name], new.files[name])
         ]
@@ -231,7 +233,7 @@ def _some(lines: Sequence[str]) -> list[str]:
     return [*lines[:MOST_NAMED], *([f"{rest} more files likewise"] if rest > 0 else [])]
 
 
-def _state(stamp: Stamp | None) -> str:
+def _stamp_words(stamp: Stamp | None) -> str:
     if stamp is None:
         return "not there"
     when = time.strftime("%F %T", time.localtime(stamp.time_ns / 1e9)) if stamp.time_ns else f"tag {stamp.tag}"
@@ -260,7 +262,7 @@ def store_identities(file: Path, identities: Mapping[str, Identity]) -> None:
 
 def has_moved(noted: Identity, volume: Volume) -> bool:
     """Return whether files of `volume` that are `noted` in its identity are in other states; no voxel is read."""
-    root, _ = _files(volume, read_header(volume.folder))
+    root, _ = _metadata_files(volume, read_header(volume.folder))
     return any(not paths.is_same(stamp, paths.stamp(root / name)) for name, stamp in noted.files.items())
 
 

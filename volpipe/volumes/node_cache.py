@@ -224,16 +224,16 @@ class CachedArray:
     def read(self, index: tensorstore.Index) -> np.ndarray:
         units = list(cells(bounds(index, self._header.shape), self._header.write_unit))
         try:
-            return self._read({self._name(unit): unit for unit in units}, index)
+            return self._read_cached({self._name(unit): unit for unit in units}, index)
         except Exception as error:  # of the node's disk: the volume itself may be readable
             data = self._array.read(index)
             warn(f"the input is read straight, not by way of {self._volume.base}: {type(error).__name__}: {error}")
             return data
 
-    def _read(self, names: Mapping[str, Index], index: tensorstore.Index) -> np.ndarray:
+    def _read_cached(self, names: Mapping[str, Index], index: tensorstore.Index) -> np.ndarray:
         """Return the voxels at `index`, given the names of its files and their places in the grid of files."""
         cache = node_cache(self._volume.base, self._volume.run)
-        states = dict(zip(names, fetchers().map(self._state, names.values()), strict=True))
+        states = dict(zip(names, fetchers().map(self._unit_state, names.values()), strict=True))
         kept = {name: f"{name}@{state}" for name, state in states.items()}  # what has changed is another file
         contents = fetchers().map(lambda name: cache.get(kept[name], lambda: self._fetch(names[name])), names)
         stored = [(name, data) for name, data in zip(names, contents, strict=True) if data is not None]
@@ -251,7 +251,7 @@ class CachedArray:
                 for name, _ in stored:
                     self._here.put(name, None)
 
-    def _state(self, unit: Index) -> str:
+    def _unit_state(self, unit: Index) -> str:
         state = paths.file_state(self._header.folder / self._name(unit))
         if state == paths.ABSENT and self._source.is_elsewhere(unit):
             state = paths.file_state(self._source.file(unit))

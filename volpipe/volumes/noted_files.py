@@ -89,7 +89,7 @@ class NotedFiles:
         names = sorted({each.attributes_file for each in ARRAYS})
         folders: Iterable[Location] = self._header.folder.parents
         for root in itertools.islice(folders, DEPTH):
-            entry = _read(root / RUN_KEY, paths.state(root / RUN_KEY, names))
+            entry = _read_noted(root / RUN_KEY, paths.state(root / RUN_KEY, names))
             if entry is not None:
                 return entry, root, "/".join(inside(self._header.folder, root))
         return None
@@ -108,7 +108,7 @@ class NotedFiles:
 
 
 @lru_cache(maxsize=64)
-def _read(group: Location, state: tuple[object, ...]) -> dict[str, Any] | None:  # Any: JSON
+def _read_noted(group: Location, state: tuple[object, ...]) -> dict[str, Any] | None:  # Any: JSON
     """Return what the attributes of `group`, whose files are in that `state`, say of files; None where nothing."""
     try:
         record = read_attributes(group).get(RECORD) if state or not isinstance(group, Path) else None

@@ -55,7 +55,7 @@ def orientation_notes(labels: Volume, target: Volume, start: tuple[int, ...] = (
     third = max((score for order, score in scores.items() if order not in (best, AS_THEY_ARE)), default=0.0)
     if score < CLEAR or score < OVER_GIVEN * given or score < OVER_OTHERS * third:
         return []
-    what, how = _named(best)
+    what, how = _order_words(best)
     return [
         f"{labels} does not seem to lie on {target}: boundaries of the labels agree with its edges by {given:.2f} as "
         f"they are (correlation, by a box in the middle), and by {score:.2f} with {what}. Look at both in a viewer, "
@@ -169,7 +169,7 @@ def _is_of_objects(data: np.ndarray) -> bool:
     return bool(data.dtype.kind in "iub" and (data[..., 1:] == data[..., :-1]).mean() > 0.5)
 
 
-def _named(order: Order) -> tuple[str, str]:
+def _order_words(order: Order) -> tuple[str, str]:
     """Return an order of axes in words, and as numpy makes it."""
     axes, mirrored = order
     words = [] if axes == (0, 1, 2) else [f"the axes in the order {', '.join('zyx'[axis] for axis in axes)}"]

@@ -133,7 +133,7 @@ def _common(a: Volume, b: Volume) -> str:
     """Return the box that both cover, in nm, for people."""
     sides = []
     for axis in range(3):
-        ends = [_side(volume, axis) for volume in (a, b)]
+        ends = [_length_along(volume, axis) for volume in (a, b)]
         low, high = max(start for start, _ in ends), min(stop for _, stop in ends)
         if low >= high:
             return "no place"
@@ -141,7 +141,7 @@ def _common(a: Volume, b: Volume) -> str:
     return f"{', '.join(sides)} nm"
 
 
-def _side(volume: Volume, axis: int) -> tuple[float, float]:
+def _length_along(volume: Volume, axis: int) -> tuple[float, float]:
     size = 1.0 if volume.voxel_size_nm is None else volume.voxel_size_nm[axis]
     start = volume.origin_nm[axis] - size / 2
     return start, start + size * volume.spatial_shape[axis]

@@ -95,18 +95,18 @@ class Resampling:
             out[...] = total
 
     def _seen(self, axis: int, start: int, stop: int) -> tuple[int, int]:
-        (first, last), _ = self._places(axis, np.array([start, stop - 1]))
-        before, after = self._reach(axis)
+        (first, last), _ = self._stored_places(axis, np.array([start, stop - 1]))
+        before, after = self._stored_reach(axis)
         size = self.stored[axis]
         return min(max(int(first) - before, 0), size - 1), min(max(int(last) + after, 0), size - 1) + 1
 
-    def _reach(self, axis: int) -> tuple[int, int]:
+    def _stored_reach(self, axis: int) -> tuple[int, int]:
         """Return how many stored voxels before that at or before a place it sees, and how many after."""
         if self.shape[axis] == self.stored[axis]:
             return 0, 0
         return {0: (0, 0), 1: (0, 1), 3: (REACH - 1, REACH)}[self.orders[axis]]
 
-    def _places(self, axis: int, voxels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _stored_places(self, axis: int, voxels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the stored voxel at or before each of `voxels` of the grid, the nearest by order 0, and how far on."""
         if self.shape[axis] == self.stored[axis]:
             return voxels, np.zeros(len(voxels))
@@ -116,8 +116,8 @@ class Resampling:
 
     def _taps(self, axis: int, start: int, stop: int, origin: int) -> tuple[np.ndarray, np.ndarray]:
         """Return, for each of `start:stop` of the grid, the stored voxels counted from `origin`, and their weights."""
-        first, rest = self._places(axis, np.arange(start, stop))
-        before, after = self._reach(axis)
+        first, rest = self._stored_places(axis, np.arange(start, stop))
+        before, after = self._stored_reach(axis)
         offsets = np.arange(-before, after + 1)
         places = np.clip(first + offsets[:, None], 0, self.stored[axis] - 1) - origin
         if len(offsets) == 1:

@@ -72,7 +72,7 @@ class RollingBox:
     def works(self) -> Iterator[Callable[[], str]]:
         """Yield what reads the pieces of all boxes, one after the other, for `read`."""
         for index in range(len(self._boxes)):
-            yield from self._works(index, self._shared(index))
+            yield from self._piece_reads(index, self._shared(index))
 
     def read(self, index: int, pieces: Iterator[Future[str]] | None = None) -> np.ndarray:
         """Return the voxels (c, z, y, x) of box `index`; boxes are asked for in ascending order.
@@ -83,7 +83,7 @@ class RollingBox:
         """
         last = self._arrays.pop(index - 1, None)
         shared = self._shared(index) if last is not None else Box.from_shape((0, 0, 0))
-        works = list(self._works(index, shared))
+        works = list(self._piece_reads(index, shared))
         if last is not None and not shared.is_empty:
             place = shared.relative_to(self._with_chunks[index - 1].start).slices
             self._array(index)[:, : shared.shape[0]] = last[:, *place]
@@ -97,7 +97,7 @@ class RollingBox:
     def _shared(self, index: int) -> Box:
         return self._with_chunks[index] & self._with_chunks[index - 1] if index else Box.from_shape((0, 0, 0))
 
-    def _works(self, index: int, shared: Box) -> Iterator[Callable[[], str]]:
+    def _piece_reads(self, index: int, shared: Box) -> Iterator[Callable[[], str]]:
         """Yield what reads the pieces of box `index`, but for those that are in `shared`."""
         box = self._with_chunks[index]
         rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])

@@ -139,12 +139,12 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
         return Footprint(1, container.stat().st_size, True, num_seen=1)
     header = read_header(volume.folder)
     chunks = ChunkFiles(header) if header is not None and is_named(header) else None  # not of TIFF slices
-    listing = _list(volume, chunks, seconds)
+    listing = _list_files(volume, chunks, seconds)
     for file in (volume.folder / name for name in listing.empty):
         if isinstance(file, Path):
             paths.check_links(file)
     if not listing.is_complete and chunks is not None:
-        return _estimate(chunks, listing, seed, seconds)
+        return _estimate_footprint(chunks, listing, seed, seconds)
     files = Footprint(listing.num_files, listing.num_bytes, listing.is_complete, num_seen=listing.num_files)
     if chunks is None:
         return files
@@ -166,7 +166,7 @@ class _Listing:
     is_complete: bool = False
 
 
-def _list(volume: Volume, chunks: ChunkFiles | None, seconds: float) -> _Listing:
+def _list_files(volume: Volume, chunks: ChunkFiles | None, seconds: float) -> _Listing:
     """Return the files of the volume's folder, as far as they can be listed in `seconds`."""
     listing, stop = _Listing(), time.perf_counter() + seconds
     try:
@@ -187,7 +187,7 @@ def _list(volume: Volume, chunks: ChunkFiles | None, seconds: float) -> _Listing
     return listing
 
 
-def _estimate(chunks: ChunkFiles, listing: _Listing, seed: int, seconds: float) -> Footprint:
+def _estimate_footprint(chunks: ChunkFiles, listing: _Listing, seed: int, seconds: float) -> Footprint:
     """Return a footprint from looking for a sample of the files by name; at least those of `listing`."""
     grid, source, stop = chunks.grid, ChunkSource(chunks.header), time.perf_counter() + seconds
     entries: list[tuple[tuple[int, ...], int]] = []
@@ -252,7 +252,7 @@ def measure_intensities(volume: Volume, *, seed: int = 0, seconds: float = READ_
     started = time.perf_counter()
     parts = list(sample_parts(volume, seed=seed, seconds=seconds))
     took = (time.perf_counter() - started) / len(parts)
-    num_all = math.prod(Grid(volume.spatial_shape, _cell(volume)).counts)
+    num_all = math.prod(Grid(volume.spatial_shape, _sampled_cell(volume)).counts)
     values = np.concatenate(parts)
     num_voxels = values.size
     if values.dtype.kind == "f":
@@ -268,7 +268,7 @@ def sample_parts(volume: Volume, *, seed: int = 0, seconds: float = READ_SECONDS
     Raises:
         VolumeError: a chunk cannot be read.
     """
-    reader, grid = volume.open(), Grid(volume.spatial_shape, _cell(volume))
+    reader, grid = volume.open(), Grid(volume.spatial_shape, _sampled_cell(volume))
     started, num_voxels = time.perf_counter(), 0
     for number in _shuffle(grid, seed):
         part = reader.read(grid.box(number)).ravel()
@@ -278,7 +278,7 @@ def sample_parts(volume: Volume, *, seed: int = 0, seconds: float = READ_SECONDS
             return
 
 
-def _cell(volume: Volume) -> Triple:
+def _sampled_cell(volume: Volume) -> Triple:
     return triple(min(c, n, MAX_CELL) for c, n in zip(volume.spatial_chunks, volume.spatial_shape, strict=True))
 
 
@@ -293,14 +293,14 @@ def try_codecs(
         seconds: after which no other box is taken.
         seconds_per_chunk: what reading one takes; where that is much, smaller boxes are taken.
     """
-    boxes = _boxes(volume, seed, seconds, seconds_per_chunk)
+    boxes = _filled_boxes(volume, seed, seconds, seconds_per_chunk)
     edges = [edge for edge in EDGES if edge == EDGES[0] or edge // 2 < max(boxes[0].shape)]
     totals: dict[tuple[str, int], list[float]] = {}
     stop, num_boxes = time.perf_counter() + seconds, 0
     with _one_thread():
         for data in boxes:
             for edge, (name, codec) in itertools.product(edges, _codecs(data.dtype).items()):
-                result = _try(codec, _pieces(data, edge))
+                result = _time_codec(codec, _pieces(data, edge))
                 totals[name, edge] = [a + b for a, b in zip(totals.get((name, edge), [0.0] * 4), result, strict=True)]
             num_boxes += 1
             if time.perf_counter() > stop:
@@ -309,7 +309,7 @@ def try_codecs(
     return Trials(trials, num_boxes, triple(boxes[0].shape))
 
 
-def _boxes(volume: Volume, seed: int, seconds: float, seconds_per_chunk: float) -> list[np.ndarray]:
+def _filled_boxes(volume: Volume, seed: int, seconds: float, seconds_per_chunk: float) -> list[np.ndarray]:
     """Return boxes (z, y, x) of the first channel that are not all one value, or one that is."""
     reader, shape = volume.open(), volume.spatial_shape
     grid = Grid(shape, _box_shape(volume, seconds, seconds_per_chunk))
@@ -369,7 +369,7 @@ def _pieces(data: np.ndarray, edge: int) -> list[np.ndarray]:
     return [np.ascontiguousarray(data[grid.box(number).slices]) for number in numbers]
 
 
-def _try(codec: Codec, pieces: Sequence[np.ndarray]) -> list[float]:
+def _time_codec(codec: Codec, pieces: Sequence[np.ndarray]) -> list[float]:
     """Return raw bytes, stored bytes, and the seconds that encoding and decoding took of this thread.
 
     Not of the clock: what else the machine does would count as the codec's.

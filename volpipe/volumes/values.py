@@ -173,12 +173,12 @@ def check_probabilities(sample: Sample, kind: str, ends: tuple[float, float], ke
     notes = []
     if sample.num_nonfinite:
         notes.append(
-            f"{sample.volume} has NaN or infinite voxels, {sample.num_nonfinite:,} of {_size(sample):,} that were "
-            f"sampled: as {kind} NaN counts as 0, infinity as 0 or 1"
+            f"{sample.volume} has NaN or infinite voxels, {sample.num_nonfinite:,} of {_num_sampled(sample):,} that "
+            f"were sampled: as {kind} NaN counts as 0, infinity as 0 or 1"
         )
     if sample.is_constant:
         return [*notes, f"{sample.seen}, and {expected}: is it the right array?"]
-    remedy = f"; set {key}=[{_shown(sample.ends[0], 0)}, {_shown(sample.ends[1], 1)}], say, {MEANT}"
+    remedy = f"; set {key}=[{_range_end(sample.ends[0], 0)}, {_range_end(sample.ends[1], 1)}], say, {MEANT}"
     if key and (low < -CLEAR or high > 1 + CLEAR or high < FAINT):
         raise PlanError(f"{sample.seen}, and {expected}{remedy}")
     if low < -SLIVER or high > 1 + SLIVER:
@@ -191,11 +191,11 @@ def check_probabilities(sample: Sample, kind: str, ends: tuple[float, float], ke
 MEANT = "if these are the values that mean 0 and 1 (numbers of a net before its sigmoid have none: run it with one)"
 
 
-def _size(sample: Sample) -> int:
+def _num_sampled(sample: Sample) -> int:
     return sum(box.size for box in sample.boxes)
 
 
-def _shown(value: float, end: int) -> str:
+def _range_end(value: float, end: int) -> str:
     """Return an end of a range that people use, next to a `value` that was seen at that end."""
     if end == 0:
         return "0" if value >= 0 else f"{value:g}"

@@ -549,7 +549,7 @@ def _holds(shape: tuple[int, ...], header: Header) -> bool:
     return len(header.shape) == len(shape) and all(now >= n for now, n in zip(header.shape, shape, strict=True))
 
 
-def _describe(container: Location, key: str, header: Header) -> Volume:
+def _volume_of(container: Location, key: str, header: Header) -> Volume:
     """Return the volume of the one array `key` with this `header`, with what the groups around it say of it."""
     parts = Path(key).parts
     for depth in reversed(range(len(parts))):
@@ -657,11 +657,11 @@ def with_view(volume: Volume, view: View) -> Volume:
         notes.append(f"point in time {time} of {volume.length('t')}")
     if view.voxel_size_nm is not None:
         notes = [note for note in notes if not note.startswith((UNKNOWN_SIZE, GUESSED_SIZE))]
-        notes.append(_given("voxel size", view.voxel_size_nm, volume.voxel_size_nm))
+        notes.append(_given_words("voxel size", view.voxel_size_nm, volume.voxel_size_nm))
         if view.origin_nm is None and any(volume.origin_nm) and view.voxel_size_nm != volume.voxel_size_nm:
             notes.append(f"origin {shown(volume.origin_nm)} nm as the file says; input.origin_nm gives another")
     if view.origin_nm is not None:
-        notes.append(_given("origin", view.origin_nm, volume.origin_nm))
+        notes.append(_given_words("origin", view.origin_nm, volume.origin_nm))
     return replace(
         volume,
         view=chosen,
@@ -672,7 +672,7 @@ def with_view(volume: Volume, view: View) -> Volume:
     )
 
 
-def _given(what: str, lengths: Lengths, stored: Lengths | None) -> str:
+def _given_words(what: str, lengths: Lengths, stored: Lengths | None) -> str:
     if stored is None or stored == lengths or (what == "origin" and not any(stored)):
         return f"{what} {shown(lengths)} nm as given"
     return f"{what} {shown(lengths)} nm as given, instead of the file's {shown(stored)} nm"
@@ -734,10 +734,10 @@ def _check_exists(container: Location, key: str) -> None:
     if not paths.exists(container):
         raise VolumeError(f"no volume at {folder}")
     names = list(walk(container, enter_groups=False))
-    raise VolumeError(f"no volume at {folder}; {container} holds {_listed(names) or 'no arrays'}")
+    raise VolumeError(f"no volume at {folder}; {container} holds {_listed_keys(names) or 'no arrays'}")
 
 
-def _listed(names: list[str]) -> str:
+def _listed_keys(names: list[str]) -> str:
     return listed([name or "an array at its root" for name in names], MAX_NAMED)
 
 
@@ -751,7 +751,7 @@ def _resolve(container: Location, key: str, level: int) -> tuple[Volume, Header]
     if header is not None:
         if level:
             raise VolumeError(f"{folder} is one array, which has no level {level}; name the group that it is in")
-        return _describe(container, key, header), header
+        return _volume_of(container, key, header), header
     datasets = read_datasets(folder)
     if datasets is None:
         return _resolve(container, _only_key(container, key), level)
@@ -788,7 +788,7 @@ def _only_key(container: Location, key: str) -> str:
 
 
 def _several(folder: Location, what: str, keys: list[str], reason: str = "") -> SeveralVolumesError:
-    sentence = f"{folder} {what}{reason}; choose one by its key: {_listed(keys) or 'it names none'}"
+    sentence = f"{folder} {what}{reason}; choose one by its key: {_listed_keys(keys) or 'it names none'}"
     return SeveralVolumesError(f"{sentence}; write {typed(folder / keys[0])}" if keys else sentence, keys)
 
 

@@ -30,17 +30,17 @@ def read_dataset(folder: Path) -> ListedLevel | None:
             log.info("%s", error)
             return None
         if tree is not None:
-            return _described(tree, folder.relative_to(root).as_posix())
+            return _layer_level(tree, folder.relative_to(root).as_posix())
     return None
 
 
-def _described(tree: Tree, path: str) -> ListedLevel | None:
+def _layer_level(tree: Tree, path: str) -> ListedLevel | None:
     for layer in _dicts(tree.get("dataLayers")):
         for mag in _dicts(layer.get("mags")):
             sizes = floats(mag.get("mag"))
             if sizes is not None and len(sizes) == 3 and path in _paths(layer, mag, sizes):
-                axes = _axes(mag.get("axisOrder"))
-                return None if axes is None else ListedLevel(path, axes, _place(tree.get("scale"), sizes))
+                axes = _numbered_axes(mag.get("axisOrder"))
+                return None if axes is None else ListedLevel(path, axes, _layer_place(tree.get("scale"), sizes))
     return None
 
 
@@ -53,7 +53,7 @@ def _paths(layer: Tree, mag: Tree, sizes: tuple[float, ...]) -> set[str]:
     )
 
 
-def _axes(order: object) -> tuple[str, ...] | None:
+def _numbered_axes(order: object) -> tuple[str, ...] | None:
     """Return the names of the axes as they are stored, None where they are not numbered from 0."""
     if not isinstance(order, dict) or not {"x", "y", "z"} <= order.keys() <= {"c", "x", "y", "z"}:
         return None
@@ -61,7 +61,7 @@ def _axes(order: object) -> tuple[str, ...] | None:
     return tuple(names) if [order[name] for name in names] == [*range(len(names))] else None
 
 
-def _place(scale: object, sizes: tuple[float, ...]) -> Place:
+def _layer_place(scale: object, sizes: tuple[float, ...]) -> Place:
     """Return the place of an array whose voxels are `sizes` (x, y, z) of the dataset's."""
     factor, unit = (scale.get("factor"), scale.get("unit")) if isinstance(scale, dict) else (scale, "nanometer")
     voxel = floats(factor)

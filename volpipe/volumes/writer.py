@@ -61,9 +61,9 @@ class Writer:
             VolumeError: another dtype or shape, a box that is not made of whole chunks (shards, where there are any) or
                 that leaves the array, or a disk that is full.
         """
-        self._check(box, data)
+        self._check_box(box, data)
         if self._is_put:
-            self._put(box, data)
+            self._put_files(box, data)
             return
         with naming(self.header.folder, box, self.header.folder):
             self._array.write(box.slices, data)
@@ -76,10 +76,10 @@ class Writer:
         if isinstance(self.header.folder, Path) or not self._is_put:
             self.write(box, data)
             return checksums.take(self.header, box)
-        self._check(box, data)
-        return checksums.joined(self._put(box, data))
+        self._check_box(box, data)
+        return checksums.joined(self._put_files(box, data))
 
-    def _check(self, box: Box, data: np.ndarray) -> None:
+    def _check_box(self, box: Box, data: np.ndarray) -> None:
         folder = self.header.folder
         if data.dtype != self.dtype:
             raise VolumeError(f"{folder} holds {self.dtype}, the data is {data.dtype}; cast it first")
@@ -93,7 +93,7 @@ class Writer:
         is_named = bool(ChunkFiles(self.header).name((0,) * len(self.shape)))
         return is_named and (isinstance(self.header.folder, object_store.Remote) or n5.is_gzip(self.header))
 
-    def _put(self, box: Box, data: np.ndarray) -> list[int]:
+    def _put_files(self, box: Box, data: np.ndarray) -> list[int]:
         works = [partial(self._put_file, box, data, unit) for unit in cells(box, self.header.write_unit)]
         is_remote = isinstance(self.header.folder, object_store.Remote)
         return each(works) if is_remote else in_turn(works, tensorstore.num_threads())
@@ -174,13 +174,13 @@ class ShardStream:
                 layer, start = data[..., start:stop, :, :], stop
                 is_whole = self._num_appended % thickness == 0 or self._num_appended == self._box.shape[-3]
                 if num_waiting or not is_whole:
-                    layer = self._joined(layer, num_waiting)
+                    layer = self._with_waiting(layer, num_waiting)
                 if is_whole:
-                    self._write(layer)
+                    self._append_chunks(layer)
         if self._num_appended == self._box.shape[-3]:
             self._waiting = None
 
-    def _joined(self, layer: np.ndarray, num_waiting: int) -> np.ndarray:
+    def _with_waiting(self, layer: np.ndarray, num_waiting: int) -> np.ndarray:
         """Return `layer` with the layers of its chunks that wait before it; it waits with them."""
         shape = self._box.shape
         if self._waiting is None:
@@ -196,7 +196,7 @@ class ShardStream:
             depth = min(missing, thickness)
             self.append(np.zeros((*shape[:-3], depth, *shape[-2:]), self._header.dtype))
 
-    def _write(self, layer: np.ndarray) -> None:
+    def _append_chunks(self, layer: np.ndarray) -> None:
         """Append the chunks of a `layer` as thick as a chunk, or the last one, to the file."""
         for start in range(0, layer.shape[-2], self._height):
             pieces, row = [], start // self._header.chunks[-2]
@@ -226,7 +226,7 @@ class ShardStream:
             if not self._size:
                 self._growing.remove()
                 return
-            self._order()
+            self._order_chunks()
             import google_crc32c
 
             index = self._entries.astype("<u8").tobytes()
@@ -239,7 +239,7 @@ class ShardStream:
         """Return the checksums of the closed shard, as `checksums.take` does."""
         return checksums.joined([self._growing.checksum() or 1 if self._size else checksums.ABSENT])
 
-    def _order(self) -> None:
+    def _order_chunks(self) -> None:
         """Give the chunks in the file the order of the shard's, where channels were written in turn."""
         entries = self._entries.reshape(-1, 2)
         stored = entries[entries[:, 0] != ABSENT].tolist()

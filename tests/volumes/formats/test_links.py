@@ -202,7 +202,7 @@ def test_a_file_that_crashes_the_library_ends_no_process(tmp_path: Path, monkeyp
             return process
 
         with monkeypatch.context() as patch:
-            patch.setattr(hdf5_probe, "_start", start)
+            patch.setattr(hdf5_probe, "_start_probe", start)
             patch.setattr(hdf5_probe, "SECONDS", 1.0 if "sleep" in code else hdf5_probe.SECONDS)
             with pytest.raises(VolumeError, match=words):
                 open_volume(tmp_path / "a.h5")

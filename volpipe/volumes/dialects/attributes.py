@@ -47,18 +47,20 @@ def read_axes(attributes: Attributes, rank: int, *others: object) -> tuple[tuple
         rank: its number of axes.
         others: names that its format keeps elsewhere; they count first.
     """
-    transform, tags = (_tree(attributes.get(key)) or {} for key in ("transform", "axistags"))  # these are ilastik's
+    transform, tags = (
+        _json_object(attributes.get(key)) or {} for key in ("transform", "axistags")
+    )  # these are ilastik's
     entries = tags.get("axes")
     keys = [tag.get("key") for tag in entries if isinstance(tag, dict)] if isinstance(entries, list) else []
     values = [*others, *(attributes.get(key) for key in AXES), keys, transform.get("axes")]
     axes = next((axes for value in values if (axes := named_axes(value, rank))), None)
-    odd = next((", ".join(map(str, names)) for value in values if (names := _listed(value)) and any(names)), "")
-    return axes, "" if axes else _short(odd)
+    odd = next((", ".join(map(str, names)) for value in values if (names := _list_entries(value)) and any(names)), "")
+    return axes, "" if axes else _cut_text(odd)
 
 
 def named_axes(value: object, rank: int) -> tuple[str, ...] | None:
     """Return `value`, a list or a text, as names of `rank` axes: t, c, z, y, x where it means these; None if odd."""
-    names = _listed(value) or []
+    names = _list_entries(value) or []
     names = [name.get("name") if isinstance(name, dict) else name for name in names]
     if len(names) == 1 and isinstance(names[0], str) and len(names[0]) == rank:
         names = list(names[0])
@@ -90,13 +92,13 @@ def transform_place(value: object, stored: Sequence[str] = ()) -> Place | None:
         value: the attribute.
         stored: axes of the array, where they are known: the transform must name those of space.
     """
-    tree = _tree(value)
+    tree = _json_object(value)
     if tree is None or not isinstance(tree.get("axes"), list):
         return None
     axes = [str(name).lower() for name in tree["axes"]]
     scale = floats(tree.get("scale"))
     if scale is None or len(scale) != len(axes):
-        return Place(reason=f"its transform has scale {_short(tree.get('scale'))}") if "scale" in tree else None
+        return Place(reason=f"its transform has scale {_cut_text(tree.get('scale'))}") if "scale" in tree else None
     missing = [axis for axis in stored if axis in "zyx" and axis not in axes]
     if missing:
         return Place(reason=f"its transform says nothing of {', '.join(missing)}")
@@ -106,7 +108,7 @@ def transform_place(value: object, stored: Sequence[str] = ()) -> Place | None:
 def viewer_place(attributes: Attributes, axes: Sequence[str]) -> Place | None:
     """Return the place in n5-viewer's `pixelResolution` (x, y, z) or n5-ij's `pixelWidth`; None of neither."""
     pixel = attributes.get("pixelResolution")
-    entry = _tree(pixel) or {"dimensions": pixel, "unit": attributes.get("pixelUnit")}
+    entry = _json_object(pixel) or {"dimensions": pixel, "unit": attributes.get("pixelUnit")}
     numbers, unit = floats(entry.get("dimensions")), entry.get("unit")
     if numbers is not None and len(numbers) == 3:
         return _complete(dict(zip("xyz", numbers, strict=True)), None, unit or "", axes)
@@ -114,7 +116,7 @@ def viewer_place(attributes: Attributes, axes: Sequence[str]) -> Place | None:
         return None
     numbers = floats([attributes[name] for name in IMAGEJ.values() if name in attributes])
     if numbers is None:
-        return Place(reason=f"its {IMAGEJ['x']} is {_short(attributes[IMAGEJ['x']])}")
+        return Place(reason=f"its {IMAGEJ['x']} is {_cut_text(attributes[IMAGEJ['x']])}")
     names = [axis for axis, name in IMAGEJ.items() if name in attributes]
     return _complete(dict(zip(names, numbers, strict=True)), None, unit or "", axes)
 
@@ -127,10 +129,10 @@ def listed_place(axes: Sequence[str], scale: Sequence[float], shift: object, uni
 def units_by_axis(value: object, axes: Sequence[str]) -> dict[str, object] | None:
     """Return the unit of each spatial axis, from one for all or a list in the order of `axes`; None if it fits none."""
     spatial = [axis for axis in axes if axis in "zyx"]
-    tree = _tree(value)
+    tree = _json_object(value)
     if tree is not None:
         return {axis: tree.get(axis) for axis in spatial}
-    names = _listed(value)
+    names = _list_entries(value)
     if names is None:
         return dict.fromkeys(spatial, str(value))
     if len(set(map(str, names))) == 1:
@@ -149,19 +151,19 @@ def by_axis(values: Sequence[T], axes: Sequence[str]) -> dict[str, T] | None:
 def value_notes(attributes: Attributes) -> tuple[str, ...]:
     """Return what a user should know of values that mean others, by CF and HDF5 Image: they are read as stored."""
     notes = []
-    scale, shift = _number(attributes, "scale_factor", 1.0), _number(attributes, "add_offset", 0.0)
+    scale, shift = _number_attribute(attributes, "scale_factor", 1.0), _number_attribute(attributes, "add_offset", 0.0)
     if (scale, shift) != (1.0, 0.0):
         notes.append(
             f"values are read as they are stored; the file means {scale:g} × value + {shift:g} (scale_factor, "
             "add_offset): copy it with these values if the net needs them"
         )
     for key in ("_FillValue", "missing_value"):
-        fill = _number(attributes, key, None)
+        fill = _number_attribute(attributes, key, None)
         if fill is not None and not any(f" {fill:g} " in note for note in notes[-1:]):
             notes.append(f"voxels of value {fill:g} are no data ({key}); they are read as any other")
     if str(attributes.get("IMAGE_SUBCLASS")).strip("\0") == "IMAGE_INDEXED":  # HDF5 Image and Palette 1.2
         notes.append(PALETTE)
-    if _number(attributes, "IMAGE_WHITE_IS_ZERO", 0.0):
+    if _number_attribute(attributes, "IMAGE_WHITE_IS_ZERO", 0.0):
         notes.append(INVERTING_TABLE)
     return tuple(notes)
 
@@ -191,15 +193,15 @@ def _of_key(key: str, attributes: Attributes, axes: Sequence[str]) -> Place:
     """Return the place that the attribute `key` and those of its unit and of the offset say."""
     match = SIZE.fullmatch(_bare(key))
     assert match is not None
-    kind, value, units = match[1], attributes[key], _units(key, attributes, match[2])
-    tree = _tree(value)
+    kind, value, units = match[1], attributes[key], _unit_of(key, attributes, match[2])
+    tree = _json_object(value)
     if tree is not None:
         value = [tree.get(axis) for axis in axes if axis in "zyx"]
-    numbers = floats([value]) or floats(value) or _numbers(value)
+    numbers = floats([value]) or floats(value) or _numbers_in(value)
     if numbers is None and (size := lengths(value)) is not None:
         numbers, units = size, "nm"
     if numbers is None:
-        return Place(reason=f"its {key} is {_short(value)}")
+        return Place(reason=f"its {key} is {_cut_text(value)}")
     names = [axis for axis in "zyx" if axis in axes or len(numbers) == 3] if kind == "elementsize" else axes
     spatial = [axis for axis in axes if axis in "zyx"]
     scale = dict.fromkeys(spatial, numbers[0]) if len(numbers) == 1 else by_axis(numbers, names)
@@ -208,7 +210,7 @@ def _of_key(key: str, attributes: Attributes, axes: Sequence[str]) -> Place:
     return _complete(scale, attributes.get("offset"), units, axes, in_nm=key in IN_NM)
 
 
-def _units(key: str, attributes: Attributes, suffix: str | None) -> object:
+def _unit_of(key: str, attributes: Attributes, suffix: str | None) -> object:
     """Return the unit of the attribute `key`: its own `suffix`, or what another attribute says; None for neither."""
     if suffix:
         return suffix
@@ -229,25 +231,25 @@ def _complete(
     is_habit = units is None and in_nm
     by_name = units_by_axis("nm" if is_habit else "" if units is None else units, axes)
     if by_name is None:
-        return Place(reason=f"its units are {_short(units)}, for the axes {', '.join(axes)}")
+        return Place(reason=f"its units are {_cut_text(units)}, for the axes {', '.join(axes)}")
     shifts = by_axis(floats(shift) or (), axes)
     result = place(sizes, shifts or {}, by_name)
     if result.voxel_size_nm is None:
         return result
     numbers = shown([sizes[axis] for axis in "zyx" if axis in sizes])
-    odd = f"its offset is {_short(shift)}, for the axes {', '.join(axes)}; it counts as 0"
+    odd = f"its offset is {_cut_text(shift)}, for the axes {', '.join(axes)}; it counts as 0"
     notes = [f"{GUESSED_SIZE}: it says {numbers} {IN_NM_NOTE}"] if is_habit else []
     notes += [odd] if shift is not None and shifts is None else []
     return replace(result, reason="; ".join(notes))
 
 
-def _tree(value: object) -> dict[str, Any] | None:  # Any: JSON
+def _json_object(value: object) -> dict[str, Any] | None:  # Any: JSON
     """Return an object, or that in a text, as which HDF5 keeps it; None of others."""
-    value = _parsed(value, "{")
+    value = _json_or_value(value, "{")
     return value if isinstance(value, dict) else None
 
 
-def _parsed(value: object, start: str) -> object:
+def _json_or_value(value: object, start: str) -> object:
     """Return what a text that starts so holds as JSON; the value itself if it is no such text."""
     try:
         return json.loads(value) if isinstance(value, str) and value.lstrip().startswith(start) else value
@@ -255,26 +257,26 @@ def _parsed(value: object, start: str) -> object:
         return value
 
 
-def _listed(value: object) -> list[Any] | None:  # Any: JSON
+def _list_entries(value: object) -> list[Any] | None:  # Any: JSON
     """Return the entries of a list, or of a text of several: "nm, nm, nm", "[z,y,x]", "z y x"; None of others."""
-    value = _parsed(value, "[")
+    value = _json_or_value(value, "[")
     if isinstance(value, str):
         text = value.strip(" \t\n\0[](){}")
         parts = re.split(r"[,;]", text) if re.search(r"[,;]", text) else text.split() or [""]
         return [part.strip(" '\"") for part in parts]
     entries = list(value) if isinstance(value, list | tuple) else None
-    return _listed(entries[0]) if entries and len(entries) == 1 and isinstance(entries[0], list) else entries
+    return _list_entries(entries[0]) if entries and len(entries) == 1 and isinstance(entries[0], list) else entries
 
 
-def _numbers(value: object) -> tuple[float, ...] | None:
+def _numbers_in(value: object) -> tuple[float, ...] | None:
     """Return the numbers of a text or a list that are all of them, without a unit: "4, 4, 40"."""
     try:
-        return floats([float(entry) for entry in _listed(value) or [] if not isinstance(entry, bool)]) or None
+        return floats([float(entry) for entry in _list_entries(value) or [] if not isinstance(entry, bool)]) or None
     except (TypeError, ValueError, OverflowError):
         return None
 
 
-def _number(attributes: Attributes, key: str, other: float | None) -> float | None:
+def _number_attribute(attributes: Attributes, key: str, other: float | None) -> float | None:
     value = attributes.get(key)
     numbers = floats(value if isinstance(value, list) else [value])
     return numbers[0] if numbers is not None and len(numbers) == 1 else other
@@ -284,6 +286,6 @@ def _bare(key: str) -> str:
     return key.lower().replace("_", "").replace("-", "").replace(" ", "")
 
 
-def _short(value: object) -> str:
+def _cut_text(value: object) -> str:
     text = str(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

@@ -43,7 +43,7 @@ def read_meaning(dataset: Hdf5Dataset) -> Meaning | None:
         return Meaning(
             dataset.shape, dtype, Place(reason=f"s{match[3]}/resolutions has no level {level}"), notes, axes=AXES
         )
-    where, more = _place(dataset.file, int(match[2]), int(match[3]), factor[::-1])
+    where, more = _level_place(dataset.file, int(match[2]), int(match[3]), factor[::-1])
     return Meaning(dataset.shape, dtype, where, (*notes, *more), axes=AXES)
 
 
@@ -60,7 +60,7 @@ def read_n5_place(container: Path, key: str, factor: Lengths) -> Place | None:
     match = N5_VIEW.fullmatch(key)
     if match is None or _describing(container) is None:
         return None
-    return _place(container, int(match[2]), int(match[1]), factor)[0]
+    return _level_place(container, int(match[2]), int(match[1]), factor)[0]
 
 
 def read_container(path: Path) -> Path | None:
@@ -110,7 +110,7 @@ def _dtype(dataset: Hdf5Dataset, named: object) -> tuple[np.dtype, tuple[str, ..
     return meant, (f"voxels are stored as {stored} and read as {meant}, as BigDataViewer means them",)
 
 
-def _place(file: Path, time: int, setup: int, factor: tuple[float, ...]) -> tuple[Place, tuple[str, ...]]:
+def _level_place(file: Path, time: int, setup: int, factor: tuple[float, ...]) -> tuple[Place, tuple[str, ...]]:
     """Return the place of a level by the XML beside `file`, and a note where its view is moved or turned there."""
     path = _describing(file)
     root = None if path is None else _root(path)
@@ -157,13 +157,13 @@ def _root(path: Path) -> ElementTree.Element | None:
     """Return the root of an XML file of SpimData, None where it is none."""
     try:
         status = path.stat()
-        return _parsed(path, status.st_mtime_ns, status.st_size) if status.st_size <= MAX_XML_BYTES else None
+        return _xml_root(path, status.st_mtime_ns, status.st_size) if status.st_size <= MAX_XML_BYTES else None
     except (OSError, ElementTree.ParseError, ValueError):
         return None
 
 
 @lru_cache(maxsize=4)
-def _parsed(path: Path, _time: int, _size: int) -> ElementTree.Element | None:
+def _xml_root(path: Path, _time: int, _size: int) -> ElementTree.Element | None:
     """Return the root of an XML file, read once in each of its states: a file of HDF5 has thousands of views."""
     root = ElementTree.parse(path).getroot()
     return root if root.tag == "SpimData" else None

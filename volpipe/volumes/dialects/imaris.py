@@ -28,7 +28,7 @@ def read_meaning(dataset: Hdf5Dataset) -> Meaning | None:
     match = DATA.fullmatch(dataset.key)
     if match is None or len(dataset.shape) != 3:
         return None
-    shape = _shape(dataset.attributes(dataset.key.removesuffix("/Data")))
+    shape = _image_shape(dataset.attributes(dataset.key.removesuffix("/Data")))
     if shape is None:
         note = (
             "Imaris pads its data to whole chunks, and this file does not say the size of the image: ends may be zeros"
@@ -39,8 +39,8 @@ def read_meaning(dataset: Hdf5Dataset) -> Meaning | None:
             f"{dataset.file}/{dataset.key} has {dataset.shape} voxels, and the file says {shape}; it is damaged"
         )
     _, time, channel = match.groups()
-    finest = _shape(dataset.attributes(f"DataSet/ResolutionLevel 0/TimePoint {time}/Channel {channel}")) or shape
-    return Meaning(shape, dataset.dtype, _place(dataset.attributes(IMAGE), shape, finest), axes=AXES)
+    finest = _image_shape(dataset.attributes(f"DataSet/ResolutionLevel 0/TimePoint {time}/Channel {channel}")) or shape
+    return Meaning(shape, dataset.dtype, _level_place_of(dataset.attributes(IMAGE), shape, finest), axes=AXES)
 
 
 def find_levels(keys: list[str]) -> list[Levels]:
@@ -52,15 +52,16 @@ def find_levels(keys: list[str]) -> list[Levels]:
     return [Levels("DataSet", tuple(match[0].removeprefix("DataSet/") for match in ordered))]
 
 
-def _shape(channel: Tree) -> tuple[int, ...] | None:
-    sizes = [_number(channel.get(f"ImageSize{axis.upper()}")) for axis in AXES]
+def _image_shape(channel: Tree) -> tuple[int, ...] | None:
+    sizes = [_finite_number(channel.get(f"ImageSize{axis.upper()}")) for axis in AXES]
     return tuple(int(n) for n in sizes if n is not None and n >= 1) if all(n and n >= 1 for n in sizes) else None
 
 
-def _place(image: Tree, shape: tuple[int, ...], finest: tuple[int, ...]) -> Place:
+def _level_place_of(image: Tree, shape: tuple[int, ...], finest: tuple[int, ...]) -> Place:
     """Return the place of a level: each axis is halved or kept from level to level, an odd end is left out."""
     corners = {
-        axis: (_number(image.get(f"ExtMin{i}")), _number(image.get(f"ExtMax{i}"))) for i, axis in enumerate("xyz")
+        axis: (_finite_number(image.get(f"ExtMin{i}")), _finite_number(image.get(f"ExtMax{i}")))
+        for i, axis in enumerate("xyz")
     }
     sizes, shifts = {}, {}
     for axis, n, full in zip(AXES, shape, finest, strict=True):
@@ -71,16 +72,16 @@ def _place(image: Tree, shape: tuple[int, ...], finest: tuple[int, ...]) -> Plac
         halvings = int(ratio) if full >> int(ratio) == n else round(ratio)
         sizes[axis] = (high - low) / full * 2**halvings
         shifts[axis] = low + sizes[axis] / 2
-    return place(sizes, shifts, dict.fromkeys(AXES, _text(image.get("Unit")) or "um"))
+    return place(sizes, shifts, dict.fromkeys(AXES, _joined_letters(image.get("Unit")) or "um"))
 
 
-def _text(value: object) -> str:
+def _joined_letters(value: object) -> str:
     return "".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
 
-def _number(value: object) -> float | None:
+def _finite_number(value: object) -> float | None:
     try:
-        numbers = floats([float(_text(value))])
+        numbers = floats([float(_joined_letters(value))])
     except ValueError:
         return None
     return numbers[0] if numbers else None

@@ -68,12 +68,12 @@ class FlatArray:
         positions = ranges(index, self._shape)
         out = np.empty([len(along) for along in positions], self._stored)
         if out.size:
-            self._fill(out, positions)
+            self._fill_from_file(out, positions)
         if not out.dtype.isnative:
             out = out.byteswap(inplace=True).view(out.dtype.newbyteorder("="))
         return out.reshape([n for n, i in zip(out.shape, index, strict=True) if not isinstance(i, int)])
 
-    def _fill(self, out: np.ndarray, ranges: list[range]) -> None:
+    def _fill_from_file(self, out: np.ndarray, ranges: list[range]) -> None:
         """Fill `out`: axes that are read as a whole go with the run of the axis before them."""
         steps = self._strides()
         last = len(ranges) - 1

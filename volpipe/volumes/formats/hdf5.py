@@ -69,20 +69,20 @@ def read_header(file: Path, key: str) -> Header | None:
     Raises:
         VolumeError: the file is damaged or cut short, or the dataset holds what volpipe cannot read.
     """
-    with _opened(file) as opened:
+    with _opened_hdf5(file) as opened:
         node = _get(opened, key)
-        return None if node is None or not _is_dataset(node) else _header(file, key, node, opened)
+        return None if node is None or not _is_dataset(node) else _dataset_header(file, key, node, opened)
 
 
 def read_attributes(file: Path, key: str) -> Tree:
     """Return the attributes of the group or dataset `key` in `file`, {} where there is none."""
-    with _opened(file) as opened:
+    with _opened_hdf5(file) as opened:
         node = _get(opened, key)
         return {} if node is None else _attributes(node)
 
 
 def exists(file: Path, key: str) -> bool:
-    with _opened(file) as opened:
+    with _opened_hdf5(file) as opened:
         return _get(opened, key) is not None
 
 
@@ -95,16 +95,16 @@ def walk(file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
     Raises:
         VolumeError: there are too many objects to look at.
     """
-    with _opened(file) as opened:
+    with _opened_hdf5(file) as opened:
         group = _get(opened, key)
         ranks = {} if group is None or _is_dataset(group) else _ranks(group, file)
     least = 3 if any(rank >= 3 for rank in ranks.values()) else 2
     names = sorted(name for name, rank in ranks.items() if rank >= least)
     groups = {} if enter_groups else _groups_of_levels(key, names)
-    yield from names if enter_groups else sorted({groups.get(name) or _group(name, names) for name in names})
+    yield from names if enter_groups else sorted({groups.get(name) or _level_group(name, names) for name in names})
 
 
-def _group(name: str, names: Sequence[str]) -> str:
+def _level_group(name: str, names: Sequence[str]) -> str:
     """Return the group of levels s0, s1 … that the array `name` is one of, or `name`."""
     parent, _, last = name.rpartition("/")
     is_level = re.fullmatch(r"s\d+", last) and f"{parent}/s0".lstrip("/") in names
@@ -165,7 +165,7 @@ class Hdf5Array:
         self._file = header.known["file"]
         with _lock, _damage_of(self._file):
             self._status = self._file.stat()
-            self._opened = _open(self._file, **settings)
+            self._opened = _open_hdf5(self._file, **settings)
             _arrays.add(self)
             self._dataset = self._opened[header.known["key"]]
             self._dtype = header.dtype
@@ -187,7 +187,7 @@ class Hdf5Array:
 
     def close_unless(self, status: os.stat_result) -> None:
         """Close the file if `status` is of the same file, written since: HDF5 takes it from what it remembers."""
-        if os.path.samestat(self._status, status) and _written(self._status) != _written(status):
+        if os.path.samestat(self._status, status) and _write_stamp(self._status) != _write_stamp(status):
             self._opened.close()
 
     def _try_sources(self, index: Index) -> None:
@@ -195,7 +195,7 @@ class Hdf5Array:
         positions = ranges(index, self._dataset.shape) if self._sources else []
         touched = (source.files for source in self._sources if source.fills(positions))
         for file in frozenset().union(*touched) - {self._file}:
-            with _opened(file):
+            with _opened_hdf5(file):
                 pass
 
     def _check_short(self, index: Index) -> None:
@@ -222,11 +222,11 @@ def _short_chunks(dataset: h5py.Dataset) -> dict[tuple[int, ...], int]:
     return short
 
 
-def _written(status: os.stat_result) -> tuple[int, int]:
+def _write_stamp(status: os.stat_result) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _open(path: Path, **settings: int) -> h5py.File:
+def _open_hdf5(path: Path, **settings: int) -> h5py.File:
     """Open a file; whoever has had it open since before it was written has to open it again."""
     import h5py
 
@@ -242,9 +242,9 @@ def _open(path: Path, **settings: int) -> h5py.File:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
+def _opened_hdf5(path: Path) -> Iterator[h5py.File]:
     """Give the file, open for reading until the `with` ends; errors name it."""
-    with _lock, _damage_of(path), _open(path) as file:
+    with _lock, _damage_of(path), _open_hdf5(path) as file:
         yield file
 
 
@@ -288,7 +288,7 @@ def _is_dataset(node: h5py.Group | h5py.Dataset) -> bool:
     return hasattr(node, "chunks")
 
 
-def _header(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> Header:
+def _dataset_header(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> Header:
     name = f"{file}/{key}"
     if not dataset.shape or 0 in dataset.shape:
         raise VolumeError(f"{name} has shape {dataset.shape}; it holds no voxels")
@@ -305,7 +305,7 @@ def _header(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> H
         shape=meaning.shape,
         dtype=meaning.dtype,
         chunks=tuple(map(int, dataset.chunks)) if dataset.chunks else flat_chunk(shape),
-        codec=_codec(dataset, name),
+        codec=_chunk_codec(dataset, name),
         axes=axes or meaning.axes,
         odd_axes=odd_axes,
         attributes=attributes,
@@ -421,7 +421,7 @@ def _files_below(dataset: h5py.Dataset, name: str, key: str, chain: tuple[tuple[
         raise VolumeError(
             f"{file}{dataset.name} is made of several files, of which {name} is missing; put it beside {file}"
         )
-    with _opened(path) as opened:
+    with _opened_hdf5(path) as opened:
         node = _get(opened, key)
         found = _find_sources(node, chain) if node is not None and _is_dataset(node) else []
     return frozenset({path}.union(*(source.files for source in found)))
@@ -432,7 +432,7 @@ def _numbered_files(file: Path, name: str) -> frozenset[Path]:
     pattern = check_beside("itself" if name == "." else name, file)
     paths = [file] if name == "." else list(pattern.parent.glob(pattern.name.replace("%b", "*")))
     for path in paths:
-        with _opened(path) as opened:
+        with _opened_hdf5(path) as opened:
             own = [key for key in _ranks(opened, path) if opened[key].is_virtual]
         if own:
             raise VolumeError(
@@ -441,7 +441,7 @@ def _numbered_files(file: Path, name: str) -> frozenset[Path]:
     return frozenset(paths)
 
 
-def _codec(dataset: h5py.Dataset, name: str) -> str:
+def _chunk_codec(dataset: h5py.Dataset, name: str) -> str:
     """Return the codec of the chunks, for people; raise if it is not installed."""
     import h5py
 

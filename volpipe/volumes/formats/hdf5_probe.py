@@ -38,16 +38,16 @@ def check(file: Path) -> None:
     state = paths.state(file.parent, [file.name])
     if _passed.get(file) == state:
         return
-    process = _idle.pop() if _idle else _start()
+    process = _idle.pop() if _idle else _start_probe()
     try:
-        answer = _ask(process, file)
+        answer = _ask_probe(process, file)
     except BaseException:
-        _end(process)
+        _end_probe(process)
         raise
     if _keeping and process.poll() is None:
         _idle.append(process)
     else:
-        _end(process)
+        _end_probe(process)
     if answer:
         raise VolumeError(answer)
     _passed[file] = state
@@ -63,10 +63,10 @@ def keep_process() -> Iterator[None]:
     finally:
         _keeping = False
         while _idle:
-            _end(_idle.pop())
+            _end_probe(_idle.pop())
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start_probe() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         module_command(__name__),
         stdin=subprocess.PIPE,
@@ -77,7 +77,7 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _ask(process: subprocess.Popen[bytes], file: Path) -> str:
+def _ask_probe(process: subprocess.Popen[bytes], file: Path) -> str:
     """Return what is wrong with the file, "" for nothing."""
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(BrokenPipeError):
@@ -93,7 +93,7 @@ def _ask(process: subprocess.Popen[bytes], file: Path) -> str:
     return str(json.loads(line))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_probe(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None and process.stdout is not None
     process.kill()
     process.stdin.close()
@@ -101,7 +101,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _describe(file: Path) -> str:
+def _fault_of(file: Path) -> str:
     """Return what is wrong with the whole file, "" for nothing; an unreadable object is not."""
     hdf5 = import_module("volpipe.volumes.formats.hdf5")  # which imports this module
     try:
@@ -128,7 +128,7 @@ def _serve() -> None:
     for line in sys.stdin.buffer:
         file = Path(json.loads(line))
         try:
-            answer = _describe(file)
+            answer = _fault_of(file)
         except MemoryError:
             answer = f"{file} asks for more than {MORE_BYTES >> 20} MiB for its metadata: it is damaged"
         except Exception as error:  # sent to the asking process

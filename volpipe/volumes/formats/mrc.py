@@ -69,8 +69,8 @@ def read_header(file: Path) -> Header:
         VolumeError: it is broken or cut short, or holds what volpipe does not read.
     """
     fields, order = _fields(file)
-    shape, axes = _shape(fields, file)
-    stored = _stored(fields, file).newbyteorder(order)
+    shape, axes = _stored_shape(fields, file)
+    stored = _stored_type(fields, file).newbyteorder(order)
     offset = SIZE + int(fields["extended"])
     if offset < SIZE:
         raise VolumeError(f"{file}: an extended header of {offset - SIZE} bytes cannot be")
@@ -83,10 +83,10 @@ def read_header(file: Path) -> Header:
         dtype=voxel_dtype(stored, file),
         chunks=flat_chunk(shape),
         axes=axes,
-        attributes={"labels": _labels(fields)},
+        attributes={"labels": _label_texts(fields)},
         known={"offset": offset, "stored": stored},
         unsupported="an MRC file",
-        place=_place(fields),
+        place=_header_place(fields),
         notes=tuple(_notes(fields, order, excess)),
     )
 
@@ -99,12 +99,12 @@ def is_unmarked(file: Path, text: bytes) -> bool:
     if len(text) < SIZE or text.startswith(tuple(PACKED)):
         return False
     size = file.stat().st_size
-    readings = [fields for order in ENDS if _is_header(fields := _parsed(text, order))]
+    readings = [fields for order in ENDS if _is_header(fields := _fields_in(text, order))]
     is_named = file.suffix.lower() in SUFFIXES
     return any(is_named or _expected_size(fields) == size for fields in readings)
 
 
-def _parsed(text: bytes, order: Order) -> np.void:
+def _fields_in(text: bytes, order: Order) -> np.void:
     fields: np.void = np.frombuffer(text[:SIZE], FIELDS.newbyteorder(order))[0]
     return fields
 
@@ -132,7 +132,7 @@ def _fields(file: Path) -> tuple[np.void, Order]:
     if len(text) < SIZE:
         raise VolumeError(f"{file} has {len(text)} bytes, an MRC header has {SIZE}: it is cut short; copy it again")
     size, stamped = file.stat().st_size, _stamped(text)
-    readings = {order: _parsed(text, order) for order in ENDS}
+    readings = {order: _fields_in(text, order) for order in ENDS}
     order = max(
         ENDS,
         key=lambda each: (
@@ -182,10 +182,10 @@ def _notes(fields: np.void, order: Order, excess: int) -> Iterator[str]:
     odd = [f"{angle:g}" for angle in fields["angles"].tolist() if abs(angle - 90) > MAX_SKEW and angle != 0]
     if odd:
         yield f"its cell has angles of {', '.join(odd)} degrees; it is read as if they were 90"
-    size = _sizes(fields)
+    size = _voxel_lengths(fields)
     if size is not None and (size == 1).all():
         yield "a voxel of 1 Å is also what programs write that know no size"
-    start, origin = _start(fields), fields["origin"].astype(np.float64)
+    start, origin = _nstart(fields), fields["origin"].astype(np.float64)
     if size is not None and start.any() and origin.any() and (np.abs(start * size - origin) > size / 2).any():
         yield "the header says two places, ORIGIN and NSTART; ORIGIN counts"
 
@@ -196,7 +196,7 @@ def _has_statistics(fields: np.void) -> bool:
     return bool(np.isfinite([low, high]).all()) and low <= high and (low, high) != (0.0, 0.0)
 
 
-def _shape(fields: np.void, file: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _stored_shape(fields: np.void, file: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return shape and axes as stored: sections, rows, columns; a stack of volumes has an axis before these."""
     columns = [int(n) for n in fields["axes"]]
     if columns == [0, 0, 0]:  # not said, in old files
@@ -215,7 +215,7 @@ def _shape(fields: np.void, file: Path) -> tuple[tuple[int, ...], tuple[str, ...
     return (shape[0] // sections, sections, *shape[1:]), ("t", *axes)
 
 
-def _stored(fields: np.void, file: Path) -> np.dtype:
+def _stored_type(fields: np.void, file: Path) -> np.dtype:
     """Return the type of the voxels; bytes are signed, except IMOD's without its flag, and those of old software.
 
     Old software wrote unsigned bytes without a flag; a maximum above 127 in the header shows them.
@@ -226,7 +226,9 @@ def _stored(fields: np.void, file: Path) -> np.dtype:
             f"{file} has mode {mode}, {OTHER_MODES[mode]}; volpipe reads modes {', '.join(map(str, MODES))}"
         )
     from_imod, flags = int(fields["imod_stamp"]) == IMOD_STAMP, int(fields["imod_flags"])
-    if mode == 0 and ((from_imod and flags & IMOD_PACKED) or any(PACKED_LABEL in label for label in _labels(fields))):
+    if mode == 0 and (
+        (from_imod and flags & IMOD_PACKED) or any(PACKED_LABEL in label for label in _label_texts(fields))
+    ):
         raise VolumeError(
             f"{file} says that each of its bytes holds two values of 4 bits; copy it as bytes (IMOD: newstack -mode 0)"
         )
@@ -236,33 +238,33 @@ def _stored(fields: np.void, file: Path) -> np.dtype:
     return np.dtype(MODES[mode])
 
 
-def _columns(fields: np.void) -> Sequence[int]:
+def _axis_order(fields: np.void) -> Sequence[int]:
     """Return which axis, x 0, columns, rows and sections are."""
     return [int(n) - 1 for n in fields["axes"]] if fields["axes"].any() else [0, 1, 2]
 
 
-def _start(fields: np.void) -> np.ndarray:
+def _nstart(fields: np.void) -> np.ndarray:
     """Return the place of the first voxel, in voxels (x, y, z), by NSTART."""
     start = np.zeros(3)
-    start[_columns(fields)] = fields["start"]
+    start[_axis_order(fields)] = fields["start"]
     return start
 
 
-def _sizes(fields: np.void) -> np.ndarray | None:
+def _voxel_lengths(fields: np.void) -> np.ndarray | None:
     """Return the lengths of a voxel in Å (x, y, z), None where the header says none."""
     grid, cell = fields["grid"].astype(np.float64), fields["cell"].astype(np.float64)
     return cell / grid if (grid > 0).all() and np.isfinite(cell).all() else None
 
 
-def _place(fields: np.void) -> Place:
+def _header_place(fields: np.void) -> Place:
     """Return where the array lies: ORIGIN if there is one, or else NSTART in voxels, which is what viewers do."""
-    size = _sizes(fields)
+    size = _voxel_lengths(fields)
     if size is None:
         grid, cell = (shown(fields[name].tolist()) for name in ("grid", "cell"))
         return Place(reason=f"its header says a cell of {cell} Å and a grid of {grid}")
     origin = fields["origin"].astype(np.float64)
     if not np.isfinite(origin).all() or not origin.any():
-        origin = _start(fields) * size
+        origin = _nstart(fields) * size
     elif int(fields["imod_stamp"]) == IMOD_STAMP:
         is_usual = bool(int(fields["imod_flags"]) & IMOD_ORIGIN) or int(fields["version"]) in VERSIONS
         origin = origin if is_usual else -origin
@@ -270,7 +272,7 @@ def _place(fields: np.void) -> Place:
     return listed_place("xyz", size.tolist(), shift, ["angstrom"] * 3)
 
 
-def _labels(fields: np.void) -> list[str]:
+def _label_texts(fields: np.void) -> list[str]:
     count = min(10, max(0, int(fields["num_labels"])))
     return [label.decode("ascii", errors="replace").strip("\0 ") for label in fields["labels"][:count]]
 
@@ -282,7 +284,7 @@ def write(path: Path, key: str, spec: ArraySpec, where: Place, parts: Iterable[P
         statistics = np.array([np.inf, -np.inf, 0, 0, 0])
         for box, data in parts:
             write_planes(stream, SIZE, spec.shape[0], box.start[0], data)
-            statistics = reduce(_joined, _statistics(data), statistics)
+            statistics = reduce(_merged_statistics, _statistics(data), statistics)
         stream.seek(0)
         stream.write(_new_header(spec, where, statistics).tobytes())
 
@@ -310,7 +312,7 @@ def _statistics(data: np.ndarray) -> Iterator[np.ndarray]:
         yield np.array([values.min(), values.max(), values.size, values.sum(), values.dot(values)])
 
 
-def _joined(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _merged_statistics(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.array([min(some[0], others[0]), max(some[1], others[1]), *(some[2:] + others[2:])])
 
 

@@ -159,7 +159,7 @@ def read_header(folder: Location) -> Header | None:
     compression = _compression(tree, file)
     known = {"dimensions": dimensions, "blockSize": block, "dataType": tree["dataType"], "compression": compression}
     attributes = {key: value for key, value in tree.items() if key not in CORE}
-    axes, odd_axes = _axes(tree, len(block))
+    axes, odd_axes = _named_axes_of(tree, len(block))
     return Header(
         folder=folder,
         format="n5",
@@ -176,7 +176,7 @@ def read_header(folder: Location) -> Header | None:
     )
 
 
-def _axes(tree: Tree, rank: int) -> tuple[tuple[str, ...] | None, str]:
+def _named_axes_of(tree: Tree, rank: int) -> tuple[tuple[str, ...] | None, str]:
     """Return the names of the axes in C order, None and what they are called where that is odd.
 
     Python's programs list them as numpy does. Neuroglancer and others list `axes` as N5 does `dimensions`.
@@ -407,24 +407,24 @@ def documents(spec: ArraySpec) -> dict[str, Tree]:
 
 def group_attributes(multiscale: Multiscale) -> Tree:
     """Return the attributes of a multiscale group, for n5-viewer, neuroglancer and COSEM's readers."""
-    factors = [_whole(multiscale.factors(level)[::-1]) for level in multiscale.levels]
+    factors = [_whole_factors(multiscale.factors(level)[::-1]) for level in multiscale.levels]
     attributes: Tree = {"axes": multiscale.axes[::-1], "multiscales": [cosem_multiscale(multiscale)]}
     if None not in factors:
         attributes["scales"] = factors
-    return plain(attributes | _sizes(multiscale))
+    return plain(attributes | _size_attributes(multiscale))
 
 
 def array_attributes(multiscale: Multiscale, level: Level) -> Tree:
     """Return the attributes of the array of `level`; `pixelResolution` is that of the finest level."""
-    factors = _whole(multiscale.factors(level)[::-1])
+    factors = _whole_factors(multiscale.factors(level)[::-1])
     attributes: Tree = {} if factors is None else {"downsamplingFactors": factors}
     if multiscale.voxel_size_nm is not None:
         attributes["transform"] = cosem_transform(multiscale, level)
-        attributes["pixelResolution"] = _sizes(multiscale)["pixelResolution"]
+        attributes["pixelResolution"] = _size_attributes(multiscale)["pixelResolution"]
     return plain(attributes)
 
 
-def _sizes(multiscale: Multiscale) -> Tree:
+def _size_attributes(multiscale: Multiscale) -> Tree:
     if multiscale.voxel_size_nm is None:
         return {}
     size = multiscale.scale(Level(""))[::-1]
@@ -432,7 +432,7 @@ def _sizes(multiscale: Multiscale) -> Tree:
     return {"resolution": size, "units": units, "pixelResolution": {"dimensions": size, "unit": "nm"}}
 
 
-def _whole(factors: Sequence[float]) -> list[int] | None:
+def _whole_factors(factors: Sequence[float]) -> list[int] | None:
     """Return `factors` as integers, as N5's dialects require; None if they are not whole."""
     return [int(f) for f in factors] if all(f == int(f) for f in factors) else None
 

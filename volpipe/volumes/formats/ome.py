@@ -90,11 +90,11 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Listed
     if not isinstance(path, str) or not is_inner(path):
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
     if "coordinateTransformations" not in entry:
-        axes, _ = _axes(image.get("axes"))
+        axes, _ = _typed_axes(image.get("axes"))
         stated = transform_place(entry.get("transform"))
         size = None if stated is None else stated.voxel_size_nm
         return ListedLevel(path, axes, stated, coarseness=0.0 if size is None else math.prod(size))
-    axes, units = _axes(image.get("axes"))
+    axes, units = _typed_axes(image.get("axes"))
     where = f"{source} (OME-Zarr {version or 'of a version that it does not say'})"
     inner, outer = entry["coordinateTransformations"], image.get("coordinateTransformations") or []
     own = inner if isinstance(inner, list) else [inner]
@@ -121,7 +121,7 @@ def is_inner(path: str) -> bool:
     return ".." not in PurePosixPath(path).parts and not PurePosixPath(path).is_absolute()
 
 
-def _axes(axes: object) -> tuple[tuple[str, ...] | None, tuple[object, ...]]:
+def _typed_axes(axes: object) -> tuple[tuple[str, ...] | None, tuple[object, ...]]:
     """Return the axes as t, c, z, y, x by their type, and their units; None where the image names none (0.1, 0.2)."""
     if not isinstance(axes, list) or not axes:
         return None, ()

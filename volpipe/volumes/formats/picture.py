@@ -84,7 +84,7 @@ def read_header(file: Path) -> Header:
 
 def has_equal_colours(header: Header, files: Iterable[Path]) -> bool:
     """Return whether the pictures in `files`, of this `header`, have colours, the same and opaque in each pixel."""
-    return header.known["samples"] > 1 and all(_is_grey(_decode(file.read_bytes(), file)) for file in files)
+    return header.known["samples"] > 1 and all(_is_grey(_decode_picture(file.read_bytes(), file)) for file in files)
 
 
 def read_as_grey(file: Path) -> Header:
@@ -114,7 +114,7 @@ def open_array(header: Header, cache_bytes: int) -> PagedArray:
     page = (1, 1, *header.shape[:2], 1 if is_reduced else samples)
 
     def decode(text: bytes, *_: object, **__: object) -> tuple[np.ndarray, None, None]:
-        data = _decode(text, file)
+        data = _decode_picture(text, file)
         if is_reduced and not _is_grey(data):
             raise VolumeError(
                 f"{file} has colours, and others of its folder, which were looked at, have none; save all as grey "
@@ -127,7 +127,7 @@ def open_array(header: Header, cache_bytes: int) -> PagedArray:
     return PagedArray(pages, Layout(header.shape, 0, page, decoder), cache_bytes)
 
 
-def _decode(text: bytes, file: Path) -> np.ndarray:
+def _decode_picture(text: bytes, file: Path) -> np.ndarray:
     """Return the picture in `text`, (y, x) or (y, x, samples)."""
     import imagecodecs
 

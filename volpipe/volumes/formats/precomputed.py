@@ -186,9 +186,9 @@ def read_header(folder: Location) -> Header | None:
         info = _read_info_around(root)
         parts = folder.parts[len(root.parts) :]
         for scale in info["scales"] if info is not None else ():
-            if isinstance(scale, dict) and _parts(scale) == parts:
+            if isinstance(scale, dict) and _key_parts(scale) == parts:
                 _scales(info or {}, root)
-                return _header(folder, root, info or {}, scale)
+                return _scale_header(folder, root, info or {}, scale)
     return None
 
 
@@ -212,7 +212,7 @@ def _read_info_around(root: Location) -> Tree | None:
 
 def root_of(header: Header) -> Location:
     """Return the folder with the file `info` that names the level of `header`."""
-    return header.folder.parents[len(_parts(header.known["scale_metadata"])) - 1]
+    return header.folder.parents[len(_key_parts(header.known["scale_metadata"])) - 1]
 
 
 def read_datasets(folder: Location) -> tuple[ListedLevel, ...] | None:
@@ -242,7 +242,7 @@ def read_attributes(folder: Location) -> Tree:
     return {key: value for key, value in (read_info(folder) or {}).items() if key != "scales"}
 
 
-def _parts(scale: Mapping[str, Any]) -> tuple[str, ...]:
+def _key_parts(scale: Mapping[str, Any]) -> tuple[str, ...]:
     return PurePosixPath(str(scale.get("key"))).parts
 
 
@@ -257,7 +257,7 @@ def _scales(info: Tree, root: Location) -> list[Tree]:
     return [mapping(scale, "scales", root / FILE) for scale in scales]
 
 
-def _header(folder: Location, root: Location, info: Tree, scale: Tree) -> Header:
+def _scale_header(folder: Location, root: Location, info: Tree, scale: Tree) -> Header:
     file = root / FILE
     dtype, encoding = info.get("data_type"), scale.get("encoding")
     if dtype not in DTYPES:
@@ -294,7 +294,7 @@ def _header(folder: Location, root: Location, info: Tree, scale: Tree) -> Header
         codec="gzip" if encoding == "raw" and (sharding or {}).get("data_encoding") == "gzip" else encoding,
         axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
         known=plain(known),
-        place=_place(info, scale, offset),
+        place=_scale_place(info, scale, offset),
         scheme=SCHEME,
     )
 
@@ -334,7 +334,7 @@ def shard_box(size: Sequence[int], chunk: Sequence[int], sharding: Mapping[str, 
     return tuple(box)
 
 
-def _place(info: Tree, scale: Tree, offset: Sequence[int]) -> Place:
+def _scale_place(info: Tree, scale: Tree, offset: Sequence[int]) -> Place:
     """Return the place of a level, its first voxel's centre half a voxel into it; exactly where ORIGIN says it."""
     size = floats(scale.get("resolution"))
     if size is None or len(size) != 3 or min(size) <= 0:
@@ -469,21 +469,21 @@ def check_place(multiscale: Multiscale) -> None:
     Raises:
         VolumeError: the voxel size is unknown, or the first voxel of a coarser level is none of its grid from 0.
     """
-    list(_places(multiscale))
+    list(_scale_places(multiscale))
 
 
 def write_group(root: Location, multiscale: Multiscale, own: Tree, is_incomplete: bool) -> None:
     """Write where the levels of the volume at `root` lie, and `own` beside; the arrays must exist."""
     info = read_json(root / FILE) or {}
     by_key = {scale["key"]: scale for scale in info.get("scales", [])}
-    scales = [by_key[level.key] | place for level, place in _places(multiscale)]
+    scales = [by_key[level.key] | place for level, place in _scale_places(multiscale)]
     kind = {"type": "segmentation"} if multiscale.is_labels else {}
     new = info | kind | plain(own) | {ORIGIN: list(multiscale.origin_nm), "scales": scales}
     if new != info:
         write_json(root / FILE, new)
 
 
-def _places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
+def _scale_places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
     """Yield resolution and voxel_offset (x, y, z) of each level.
 
     The offset is in whole voxels, so that a first voxel whose centre is at 0 is shown half a voxel from there.

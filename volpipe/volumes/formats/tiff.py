@@ -69,16 +69,16 @@ def read_header(file: Path, key: str) -> Header | None:
     Raises:
         VolumeError: the file is damaged or cut short, or holds what volpipe cannot read.
     """
-    with _opened(file) as stack:
+    with _opened_tiff(file) as stack:
         image = stack.find(key)
         if image is None or (image.level is None and len(image.series.levels) > 1):
             return None
-        return _header(key, stack, image)
+        return _series_header(key, stack, image)
 
 
 def read_datasets(file: Path, key: str) -> tuple[ListedLevel, ...] | None:
     """Return the levels of the series `key`; None where it has no coarser ones."""
-    with _opened(file) as stack:
+    with _opened_tiff(file) as stack:
         image = stack.find(key)
         if image is None or image.level is not None or len(image.series.levels) < 2:
             return None
@@ -92,7 +92,7 @@ def read_datasets(file: Path, key: str) -> tuple[ListedLevel, ...] | None:
 
 def walk(file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
     """Yield the keys, counted from `key`, of all series there, or of all their levels."""
-    with _opened(file) as stack:
+    with _opened_tiff(file) as stack:
         image = stack.find(key)
         if image is None and not key:
             levels = {str(number): len(series.levels) for number, series in enumerate(stack.tif.series)}
@@ -109,25 +109,27 @@ def read_attributes(file: Path, key: str) -> Tree:
 
 def why_several(file: Path) -> str:
     """Return which page is why the pages of `file` are no single stack, "" where it was written as several images."""
-    with _opened(file) as stack:
+    with _opened_tiff(file) as stack:
         series = stack.tif.series
         if {one.kind for one in series} - STACKED:
             return ""
         keyframe = series[0].keyframe
-        other = next((one.keyframe for one in series if _kind(one.keyframe) != _kind(keyframe)), keyframe)
+        other = next(
+            (one.keyframe for one in series if _page_likeness(one.keyframe) != _page_likeness(keyframe)), keyframe
+        )
         return "" if other is keyframe else _unlike(other.index, other, keyframe)
 
 
 def exists(file: Path, key: str) -> bool:
-    with _opened(file) as stack:
+    with _opened_tiff(file) as stack:
         return not key or stack.find(key) is not None
 
 
 def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | PagedArray:
     """Return the array of `header`; `cache_bytes` of decoded strips and tiles are kept in memory."""
-    with _opened(header.known["file"]) as stack:
+    with _opened_tiff(header.known["file"]) as stack:
         series = stack.series(header.known["key"])
-        layout = _layout(series, stack.file)
+        layout = _series_layout(series, stack.file)
         if header.known["is_uniform"] and _is_flat(series, stack.file) and series.dataoffset is not None:
             return FlatArray(RawFile(stack.file), series.dataoffset, layout.decoder.stored, header.shape)
         return PagedArray(_pages(stack, series, header.known["is_uniform"]), layout, cache_bytes)
@@ -194,7 +196,7 @@ def _coding(page: TiffPage) -> Coding:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[_Stack]:
+def _opened_tiff(file: Path) -> Iterator[_Stack]:
     from tifffile import TiffFile
 
     try:
@@ -276,13 +278,15 @@ def _join(tif: TiffFile) -> TiffPageSeries | None:
     if any(len(one.levels) > 1 or (one.kind == "shaped" and len(one) > 1) for one in series):
         return None
     keyframe = series[0].keyframe
-    if keyframe.axes not in ("YX", "YXS", "SYX") or any(_kind(one.keyframe) != _kind(keyframe) for one in series):
+    if keyframe.axes not in ("YX", "YXS", "SYX") or any(
+        _page_likeness(one.keyframe) != _page_likeness(keyframe) for one in series
+    ):
         return None
     pages.sort(key=lambda page: page.index)
     return TiffPageSeries(pages, (len(pages), *keyframe.shape), keyframe.dtype, f"I{keyframe.axes}", kind="joined")
 
 
-def _header(key: str, stack: _Stack, image: _Image) -> Header:
+def _series_header(key: str, stack: _Stack, image: _Image) -> Header:
     file, series = stack.file, image.series.levels[image.level or 0]
     shape = voxels(tuple(map(int, series.shape)), "shape", file)
     dtype = voxel_dtype(np.dtype(series.dtype), file)
@@ -290,15 +294,15 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
     expected = stack.coding(series.keyframe)
     # Whether the bytes of all pages become voxels as those of the keyframe do.
     is_uniform = all(stack.coding(page) == expected for page in series if page is not None and page.offset)
-    _check(stack, series, is_uniform)
+    _check_series(stack, series, is_uniform)
     place = read_place(stack.tif, image.series, image.number, axes)
     return Header(
         folder=file / key,
         format="tiff",
         shape=shape,
         dtype=dtype,
-        chunks=_chunks(_layout(series, file)),
-        codec=_codec(series.keyframe, file),
+        chunks=_chunks(_series_layout(series, file)),
+        codec=_page_codec(series.keyframe, file),
         axes=axes,
         is_guessed=any(letter in UNNAMED for letter in series.axes),
         channel_names=read_channel_names(stack.tif, image.series, image.number),
@@ -312,11 +316,11 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
         notes=_notes(stack, series),
         unsupported="a TIFF file",
         place=coarser(place, axes, image.series, image.level or 0),
-        data_files=() if _files(series) == {str(file.resolve())} else None,
+        data_files=() if _series_files(series) == {str(file.resolve())} else None,
     )
 
 
-def _codec(page: TiffPage, file: Path) -> str:
+def _page_codec(page: TiffPage, file: Path) -> str:
     """Return the pages' compression; raise if this machine cannot undo it."""
     from tifffile import COMPRESSION as NAMES
     from tifffile import TIFF as KNOWN
@@ -350,7 +354,7 @@ def _notes(stack: _Stack, series: TiffPageSeries) -> tuple[str, ...]:
     return (*notes, *colour_notes(series.keyframe))
 
 
-def _check(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> None:
+def _check_series(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> None:
     """Raise unless the files of a series hold all of it."""
     file = stack.file
     if series.transform is not None:
@@ -377,10 +381,10 @@ def _check(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> None:
 
 def _is_flat(series: TiffPageSeries, file: Path) -> bool:
     """Return whether the voxels lie one after another in `file`, and not in another of its set."""
-    return series.dataoffset is not None and series.dtype.kind != "b" and _files(series) == {str(file.resolve())}
+    return series.dataoffset is not None and series.dtype.kind != "b" and _series_files(series) == {str(file.resolve())}
 
 
-def _files(series: TiffPageSeries) -> set[str]:
+def _series_files(series: TiffPageSeries) -> set[str]:
     return {parent.filehandle.path for parent in _parents(series)}
 
 
@@ -409,7 +413,7 @@ def _pages(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Stor
             continue
         own = _with_own_tags(page)
         if coding not in decoders:
-            if _kind(own) != _kind(keyframe):
+            if _page_likeness(own) != _page_likeness(keyframe):
                 raise VolumeError(f"{file}: {_unlike(number, own, keyframe)}; save pages of one kind")
             decoders[coding] = _decoder(own, file)
         result.append(_page(own, decoders[coding], path))
@@ -436,22 +440,22 @@ def _with_own_tags(page: TiffPage | TiffFrame) -> TiffPage:
             handle.close()
 
 
-def _kind(page: TiffPage) -> tuple[object, ...]:
+def _page_likeness(page: TiffPage) -> tuple[object, ...]:
     """Return what pages of one array have in common, however they are stored."""
     return tuple(page.shaped), page.axes, page.dtype, colours_of(page), palette_of(page)
 
 
 def _unlike(number: int, page: TiffPage, first: TiffPage) -> str:
-    return f"page {number}, counted from 0, is {_described(page)} and the first {_described(first)}"
+    return f"page {number}, counted from 0, is {_page_words(page)} and the first {_page_words(first)}"
 
 
-def _described(page: TiffPage) -> str:
+def _page_words(page: TiffPage) -> str:
     return f"{page.dtype} {page.shape} ({colours_of(page)})"
 
 
 def _decoder(page: TiffPage, file: Path) -> Decoder:
     """Return how the strips or tiles of `page` are decoded; raise where tifffile cannot."""
-    _codec(page, file)
+    _page_codec(page, file)
     try:
         page.decode(None, 0)
     except (ValueError, NotImplementedError) as error:
@@ -467,7 +471,7 @@ def _decoder(page: TiffPage, file: Path) -> Decoder:
     )
 
 
-def _layout(series: TiffPageSeries, file: Path) -> Layout:
+def _series_layout(series: TiffPageSeries, file: Path) -> Layout:
     return Layout(
         shape=tuple(map(int, series.shape)),
         num_outer=_num_outer(series),
@@ -602,7 +606,7 @@ def read_place(tif: TiffFile, series: TiffPageSeries, number: int, names: tuple[
 def _ome(text: str, number: int) -> tuple[dict[str, float], dict[str, str]]:
     """Return voxel size and unit per axis of image `number` of an OME-XML document; µm where no unit is said."""
     attributes = next((element.attrib for element in _elements(text, number, "Pixels")), {})
-    lengths = {axis: _number(attributes.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
+    lengths = {axis: _length_or_none(attributes.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
     sizes = {axis: length for axis, length in lengths.items() if length}
     return sizes, {axis: attributes.get(f"PhysicalSize{axis.upper()}Unit", "µm") for axis in sizes}
 
@@ -630,7 +634,7 @@ def _described_sizes(
         return sizes, {"y": "cm", "x": "cm"}
     if not unit.strip():
         return {}, {}
-    spacing = _number(description.get("spacing", 1.0 if is_stack else None))
+    spacing = _length_or_none(description.get("spacing", 1.0 if is_stack else None))
     units = {"x": unit} | {axis: other or unit for axis, other in zip("yz", others, strict=True)}
     return sizes | ({"z": spacing} if spacing else {}), units
 
@@ -673,10 +677,10 @@ def _inverse(page: TiffPage, name: str) -> float | None:
     value = None if tag is None else tag.value
     if not isinstance(value, tuple) or len(value) != 2 or 0 in value:
         return None
-    return _number(value[1] / value[0])
+    return _length_or_none(value[1] / value[0])
 
 
-def _number(value: object) -> float | None:
+def _length_or_none(value: object) -> float | None:
     """Return `value` as a length: above zero and finite; None where it is none."""
     try:
         number = float(str(value))

@@ -121,7 +121,7 @@ def read_header(folder: paths.Location) -> Header | None:
         axes=axes,
         is_guessed=first.is_guessed,
         channel_names=first.channel_names,
-        known={"names": slices.names, "counts": slices.counts, "kind": _kind(stored)},
+        known={"names": slices.names, "counts": slices.counts, "kind": _slice_likeness(stored)},
         notes=(*slices.notes, *first.notes),
         unsupported="a folder of slices",
         place=first.place,
@@ -174,7 +174,7 @@ def arrange(names: Sequence[str]) -> Slices:
         )
     if len(groups) > 1:
         return replace(whole, problem=_why_unlike(groups))
-    columns = _columns(names)
+    columns = _name_columns(names)
     numbers = sorted(zip(*(column.numbers for column in columns), names, strict=True))
     twice = [(a[-1], b[-1]) for a, b in itertools.pairwise(numbers) if a[:-1] == b[:-1]]
     if twice:
@@ -243,7 +243,7 @@ def _stem(name: str) -> str:
     return name.lower().rpartition(".")[0]
 
 
-def _columns(names: Sequence[str]) -> list[Column]:
+def _name_columns(names: Sequence[str]) -> list[Column]:
     """Return the numbers in `names`, which have one pattern.
 
     A dash is a sign where another name lacks it (z-1 beside z0), and a point is one of decimals unless what follows it
@@ -360,14 +360,14 @@ def check(folder: Path) -> None:
         try:
             headers = pool.map(_slice_header, (folder / name for name in others))
             for name, other in zip(others, headers, strict=True):
-                if _kind(other) != _kind(expected):
-                    different.append(f"{name} is {_described(other)}")
+                if _slice_likeness(other) != _slice_likeness(expected):
+                    different.append(f"{name} is {_slice_words(other)}")
                 palettes.append((name, other.known["palette"]))
         finally:
             pool.shutdown(cancel_futures=True)
     if different:
         raise VolumeError(
-            f"{folder}: the slices differ: {first} is {_described(expected)}, "
+            f"{folder}: the slices differ: {first} is {_slice_words(expected)}, "
             f"{listed(different, MAX_DIFFERENT)}; keep only those of one stack in a folder"
         )
     # Palettes may end with the last colour that their slice uses.
@@ -390,12 +390,12 @@ def _slice_header(file: Path) -> Header:
     return header
 
 
-def _kind(header: Header) -> tuple[object, ...]:
+def _slice_likeness(header: Header) -> tuple[object, ...]:
     """Return what the slices of a volume have in common, however each is stored."""
     return header.shape, header.dtype, header.axes, header.known["colours"]
 
 
-def _described(header: Header) -> str:
+def _slice_words(header: Header) -> str:
     colours = header.known["colours"]
     return f"{header.dtype} {header.shape}" + (f" ({colours})" if colours != "grey" else "")
 
@@ -429,9 +429,9 @@ class SliceArray:
 def _open_slice(file: Path, state: paths.State, kind: tuple[object, ...], rank: int, cache_bytes: int) -> StoredArray:
     """Return the slice of `rank` axes in `file`, which is in this `state`: one written again is opened again."""
     header = _slice_header(file)
-    if _kind(header) != kind:
+    if _slice_likeness(header) != kind:
         shape, dtype, *_ = kind
-        raise VolumeError(f"{file} is {_described(header)}, and the other slices are {dtype} {shape}")
+        raise VolumeError(f"{file} is {_slice_words(header)}, and the other slices are {dtype} {shape}")
     if header.format == "picture":
         return picture.open_array(header if rank > 2 else picture.without_colours(header), cache_bytes)
     return tiff.open_array(header, cache_bytes)

@@ -98,7 +98,7 @@ class PagedArray:
         largest = max(math.prod(decoder.segment) for decoder in {id(p.decoder): p.decoder for p in pages}.values())
         most = cache_bytes // (largest * self._dtype.itemsize)
         # no method of self: a cycle would keep the files open until the collector comes by
-        self._segment = lru_cache(maxsize=most)(partial(_decode, pages, self._open))
+        self._segment = lru_cache(maxsize=most)(partial(_decode_segment, pages, self._open))
 
     def read(self, index: Index) -> np.ndarray:
         """Return the voxels at `index`, in native byte order; page by page."""
@@ -137,7 +137,7 @@ class PagedArray:
         return out
 
 
-def _decode(
+def _decode_segment(
     pages: list[StoredPage], open_file: Callable[[Path], RawFile], page_number: int, number: int
 ) -> np.ndarray | None:
     """Return one strip or tile (1, depth, length, width, samples), None where the file leaves it out."""

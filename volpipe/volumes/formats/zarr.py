@@ -182,8 +182,8 @@ def _header_v2(tree: Tree, folder: Location) -> Header:
         "order": tree.get("order", "C"),
         "filters": None,
         "dimension_separator": _separator(tree, folder, len(shape)),
-        "compressor": _keep(compressor, CODECS_V2.get(str(compressor.get("id")), ()), "id") or None,
-        "fill_value": _fill(tree.get("fill_value"), stored),
+        "compressor": _known_settings(compressor, CODECS_V2.get(str(compressor.get("id")), ()), "id") or None,
+        "fill_value": _stored_fill(tree.get("fill_value"), stored),
     }
     axes, odd_axes = read_axes(attributes, len(shape))
     unsupported = ""
@@ -216,7 +216,7 @@ def _dtype_v2(name: object, file: Location) -> tuple[np.dtype, np.dtype]:
     return stored, np.dtype(np.uint8) if stored.kind == "b" else stored.newbyteorder("=")
 
 
-def _fill(value: object, stored: np.dtype) -> object:
+def _stored_fill(value: object, stored: np.dtype) -> object:
     return bool(value) if stored.kind == "b" and isinstance(value, int | float) else value
 
 
@@ -239,7 +239,7 @@ def _separator(tree: Tree, folder: Location, rank: int) -> str:
     return "/" if nested and not flat else "."
 
 
-def _keep(settings: Tree, names: tuple[str, ...], *more: str) -> Tree:
+def _known_settings(settings: Tree, names: tuple[str, ...], *more: str) -> Tree:
     return {key: settings[key] for key in (*more, *names) if key in settings}
 
 
@@ -266,7 +266,7 @@ def _header_v3(tree: Tree, folder: Location) -> Header:
     codecs = _Codecs(tree.get("codecs"), outer, file)
     stored = np.dtype(tree["data_type"])
     known = {key: tree[key] for key in KEYS_V3 if key in tree}
-    known |= {"codecs": codecs.known, "fill_value": _fill(tree.get("fill_value", 0), stored)}
+    known |= {"codecs": codecs.known, "fill_value": _stored_fill(tree.get("fill_value", 0), stored)}
     attributes = mapping(tree.get("attributes"), "attributes", file)
     axes, odd_axes = read_axes(attributes, len(shape), tree.get("dimension_names"))
     return Header(
@@ -314,9 +314,9 @@ class _Codecs:
         self.sharded = False
         self.label = "raw"
         self.unsupported = ""
-        self.known = self._read(entries, file, 0)
+        self.known = self._read_chain(entries, file, 0)
 
-    def _read(self, entries: object, file: Location, depth: int) -> list[Tree]:
+    def _read_chain(self, entries: object, file: Location, depth: int) -> list[Tree]:
         if not isinstance(entries, list) or not entries or depth > MAX_RANK:
             raise VolumeError(f"{file}: codecs {str(entries)[:60]} is not a list of codecs")
         order = list(range(len(self.chunks)))
@@ -330,7 +330,7 @@ class _Codecs:
             self.unsupported = f"codec {name!r}"
             self.label = _label(name, settings)
             return entry
-        known = _keep(settings, CODECS_V3[name])
+        known = _known_settings(settings, CODECS_V3[name])
         if name == "transpose":
             order[:] = self._transposed(known.get("order"), order, file)
         elif name == SHARDING:
@@ -356,7 +356,7 @@ class _Codecs:
             raise VolumeError(f"{file}: shard {self.chunks} is not a multiple of chunk {tuple(chunks)}")
         self.chunks = tuple(chunks)
         self.sharded = True
-        return self._read(settings.get("codecs"), file, depth + 1)
+        return self._read_chain(settings.get("codecs"), file, depth + 1)
 
 
 def read_attributes(folder: Location) -> Tree:

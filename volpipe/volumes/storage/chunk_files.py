@@ -45,7 +45,7 @@ class ChunkFiles:
         return Grid(self.header.shape, self.header.write_unit)
 
     @cached_property
-    def _counts(self) -> tuple[int, ...]:
+    def _grid_counts(self) -> tuple[int, ...]:
         return self.grid.counts
 
     @property
@@ -99,7 +99,7 @@ class ChunkFiles:
         index = self._stated_index(name, style)
         if index is None:
             return None
-        inside = all(0 <= i < n for i, n in zip(index, self._counts, strict=True))
+        inside = all(0 <= i < n for i, n in zip(index, self._grid_counts, strict=True))
         return index if inside and self.name(index, style) == name else None
 
     @cached_property
@@ -141,7 +141,7 @@ class ChunkFiles:
             return None
         file, (num_bytes, at_end) = self.header.folder / self.name(index, style), self.index_bytes()
         part = paths.fetch(file, (-num_bytes, 0) if at_end else (0, num_bytes), denied_ok=True)
-        return self._places(part.data) if part is not None and len(part.data) >= num_bytes else None
+        return self._index_entries(part.data) if part is not None and len(part.data) >= num_bytes else None
 
     def index_bytes(self) -> tuple[int, bool]:
         """Return the bytes of the index of a shard, with its checksum, and whether they are the last of its file."""
@@ -168,13 +168,13 @@ class ChunkFiles:
             and google_crc32c.value(entries) != int.from_bytes(tail, "little")
         ):
             raise ValueError("DATA_LOSS: the checksum of the shard's index is wrong")
-        places = self._places(index)
+        places = self._index_entries(index)
         stored = places[places[..., 0] != ABSENT]
         if (stored > file_bytes).any() or (stored.sum(axis=-1) > file_bytes).any():
             raise ValueError(f"DATA_LOSS: the shard's index names bytes beyond the {file_bytes} of its file")
         return places
 
-    def _places(self, index: bytes) -> np.ndarray:
+    def _index_entries(self, index: bytes) -> np.ndarray:
         counts = self._chunks_per_shard
         return np.frombuffer(index, "<u8", 2 * math.prod(counts)).reshape(*counts, 2)
 
@@ -378,14 +378,14 @@ class ChunkSource:
             ValueError: it cannot be unpacked.
         """
         style = self._styles.get(unit, self._files.style)
-        part = self._read(unit, style, span, tag)
+        part = self._read_file(unit, style, span, tag)
         if part is not None:
             self._num_usual += style == self._files.style
             return part
         for other in self._others():
-            part = self._read(unit, other, span, tag)
+            part = self._read_file(unit, other, span, tag)
             if part is not None:
-                self._note(unit, other)
+                self._note_style(unit, other)
                 return part
         self._check_missing(unit)
         return None
@@ -394,7 +394,7 @@ class ChunkSource:
         """Return whether the file at `unit`, which is not there, is there by another name; see `is_usual`."""
         for style in self._others():
             if self._is_there(unit, style):
-                self._note(unit, style)
+                self._note_style(unit, style)
                 return True
         self._check_missing(unit)
         return False
@@ -441,7 +441,7 @@ class ChunkSource:
             self._num_asked += 1
         return [*known, *(style for style in likely_styles(self._header) if style not in known)]
 
-    def _note(self, unit: Index, style: Style) -> None:
+    def _note_style(self, unit: Index, style: Style) -> None:
         with self._lock:
             self._styles[unit] = style
             names = self._names or Names()
@@ -451,7 +451,7 @@ class ChunkSource:
                 self._names = replace(names, others=(*names.others, entry))
                 log.warning("%s: chunk files are named %s, not %s as the metadata say", self._header.folder, *entry[1:])
 
-    def _read(self, unit: Index, style: Style, span: tuple[int, int] | None, tag: str) -> Fetched | None:
+    def _read_file(self, unit: Index, style: Style, span: tuple[int, int] | None, tag: str) -> Fetched | None:
         file = self._header.folder / self._files.name(unit, style)
         if not can_unpack(self._header, style):
             if not self._is_there(unit, style):

@@ -63,7 +63,7 @@ def read(what: object, header: Header, array: StoredArray, index: Index, *, is_c
     place = f"{what}, voxels {box}"
     if not is_checked:
         _check_before(place, header, box)
-    with _named(place, header, array, box):
+    with _naming_chunk(place, header, array, box):
         data = array.read(index)
     if not is_checked:
         _check_after(place, header, index, data)
@@ -78,7 +78,7 @@ def check_chunk(header: Header) -> None:
 
 
 @contextmanager
-def _named(place: str, header: Header, array: StoredArray, box: Box) -> Iterator[None]:
+def _naming_chunk(place: str, header: Header, array: StoredArray, box: Box) -> Iterator[None]:
     """Turn errors of reading `box` of `array` into one that names array, box, chunk and file."""
     try:
         yield
@@ -89,7 +89,7 @@ def _named(place: str, header: Header, array: StoredArray, box: Box) -> Iterator
             raise VolumeError(f"{place}: too much for the memory of this process; read less") from error
         if isinstance(header.folder, object_store.Remote) and not is_damage(error):
             raise VolumeError(f"{place}: {object_store.explain(header.folder, error)}") from error
-        chunk, reason = _find(header, array, box) or (None, error)
+        chunk, reason = _find_damaged(header, array, box) or (None, error)
         if chunk is None:
             raise VolumeError(f"{place}: {_message(reason)}") from error
         file = file_of(header, chunk)
@@ -99,7 +99,7 @@ def _named(place: str, header: Header, array: StoredArray, box: Box) -> Iterator
         ) from error
 
 
-def _find(header: Header, array: StoredArray, box: Box) -> tuple[tuple[int, ...], Exception] | None:
+def _find_damaged(header: Header, array: StoredArray, box: Box) -> tuple[tuple[int, ...], Exception] | None:
     """Return the first chunk in `box` that cannot be read, and why; None where each can."""
     whole = Box((0,) * len(header.chunks), header.chunks)
     for chunk in itertools.islice(cells(box, header.chunks), MAX_TRIED):

@@ -165,7 +165,7 @@ class FetchedArray:
         Raises:
             ChangedError: a shard is written again and again meanwhile.
         """
-        region = self._region(index)
+        region = self._region_of(index)
         data = np.empty(tuple(map(len, ranges(index, self._header.shape))), self._header.dtype)
         for attempt in range(MOST_REREADS + 1):
             try:
@@ -173,7 +173,7 @@ class FetchedArray:
                     # In an order that all keep, so that nobody waits for who waits.
                     for number in sorted({hash(unit) % TURNS for unit in region.units()} if self._turns else ()):
                         stack.enter_context(self._turns[number])
-                    stamps = self._fill(region, data)
+                    stamps = self._fill_region(region, data)
                 break
             except ChangedError:
                 self._indices.clear()
@@ -184,7 +184,7 @@ class FetchedArray:
             noted.update((file, stamp) for file, stamp in stamps.items() if isinstance(file, Remote))
         return data[tuple(0 if isinstance(along, int) else slice(None) for along in index)]
 
-    def _region(self, index: tensorstore.Index) -> ChunkedIndex:
+    def _region_of(self, index: tensorstore.Index) -> ChunkedIndex:
         header = self._header
         return ChunkedIndex.of(index, header.shape, header.chunks, header.write_unit)
 
@@ -194,16 +194,16 @@ class FetchedArray:
 
     def is_elsewhere(self, index: tensorstore.Index) -> bool:
         """Return whether a file of the voxels at `index`, none of which is there, is there by another name."""
-        return any(map(self._source.is_elsewhere, self._region(index).units()))
+        return any(map(self._source.is_elsewhere, self._region_of(index).units()))
 
-    def _fill(self, region: ChunkedIndex, data: np.ndarray) -> dict[Location, Stamp | None]:
+    def _fill_region(self, region: ChunkedIndex, data: np.ndarray) -> dict[Location, Stamp | None]:
         """Read the voxels of `region` into `data`; return the stamps of their files."""
         units = region.units()
         files = list(map(self._file, units))
         if self._header.shards is None:
             stamps = each([partial(self._fill_chunk, region, data, unit) for unit in units])
             return dict(zip(files, stamps, strict=True))
-        parts = each([partial(self._find, region, data, unit) for unit in units])
+        parts = each([partial(self._plan_shard, region, data, unit) for unit in units])
         each([
             partial(self._fill_group, region, data, unit, index, group)
             for unit, (index, groups) in zip(units, parts, strict=True) if index is not None for group in groups
@@ -225,10 +225,10 @@ class FetchedArray:
         if self._live and (kept := self._cache.get(key)) and self._stamp(self._file(chunk)) != kept.stamp:
             self._cache.drop(key)
         part = self._cache.get_or(key, lambda: self._fetch(chunk))
-        self._decode(region, data, chunk, None if part is None else part.data)
+        self._decode_chunk(region, data, chunk, None if part is None else part.data)
         return None if part is None else part.stamp
 
-    def _find(
+    def _plan_shard(
         self, region: ChunkedIndex, data: np.ndarray, shard: Index
     ) -> tuple[ShardIndex | None, list[list[tuple[tuple[int, int], Index]]]]:
         """Return the index of `shard` and its chunks in `region` that are to be fetched, with their bytes, in groups.
@@ -244,7 +244,7 @@ class FetchedArray:
         whole = None
         if index is None and self._is_small(shard, len(chunks)):
             whole = self._fetch(shard)
-            index = None if whole is None else self._parsed(file, whole, whole.data)
+            index = None if whole is None else self._keep_index(file, whole, whole.data)
         elif index is None:
             index = self._fetch_index(shard)
         left = []
@@ -254,11 +254,11 @@ class FetchedArray:
             if span is not None and whole is not None:
                 content = whole.data[slice(*span)]
                 self._cache.put((self._number, chunk), Fetched(content, whole.stamp))
-                self._decode(region, data, chunk, content)
+                self._decode_chunk(region, data, chunk, content)
             elif span is None or index is None:
-                self._decode(region, data, chunk, None)
+                self._decode_chunk(region, data, chunk, None)
             elif cached is not None and cached.stamp == index.stamp:
-                self._decode(region, data, chunk, cached.data)
+                self._decode_chunk(region, data, chunk, cached.data)
             else:
                 left.append((span, chunk))
         return index, _grouped(left)
@@ -273,9 +273,9 @@ class FetchedArray:
     def _fetch_index(self, shard: Index) -> ShardIndex | None:
         num_bytes, at_end = ChunkFiles(self._header).index_bytes()
         part = self._fetch(shard, (-num_bytes, 0) if at_end else (0, num_bytes))
-        return None if part is None else self._parsed(self._file(shard), part, part.data)
+        return None if part is None else self._keep_index(self._file(shard), part, part.data)
 
-    def _parsed(self, file: Location, part: Fetched, data: bytes) -> ShardIndex:
+    def _keep_index(self, file: Location, part: Fetched, data: bytes) -> ShardIndex:
         """Return the index in `data`, a shard or the part of it with the index, and keep it."""
         index = ShardIndex(ChunkFiles(self._header).parse_index(data, part.file_bytes), part.stamp)
         with self._lock:
@@ -298,7 +298,7 @@ class FetchedArray:
         for span, chunk in group:
             content = part.data[span[0] - start : span[1] - start]
             self._cache.put((self._number, chunk), Fetched(content, part.stamp))
-            self._decode(region, data, chunk, content)
+            self._decode_chunk(region, data, chunk, content)
 
     def _range(self, shard: Index, index: ShardIndex, start: int, stop: int) -> Fetched:
         """Return these bytes of a shard, which must be the one of `index` still."""
@@ -313,7 +313,7 @@ class FetchedArray:
         tensorstore.count(read=0 if part is None else len(part.data))
         return part
 
-    def _decode(self, region: ChunkedIndex, data: np.ndarray, chunk: Index, content: bytes | None) -> None:
+    def _decode_chunk(self, region: ChunkedIndex, data: np.ndarray, chunk: Index, content: bytes | None) -> None:
         """Put what lies in `region` of a chunk into `data`; fill values where it has no content."""
         target, place = region.places(chunk)
         here = self._own_memory()
@@ -367,7 +367,7 @@ class LocalArray:
         if self._is_odd and self._fetched is not None:
             return self._fetched.read(index)
         try:
-            data = self._array.read(index, lambda: self._look(index))
+            data = self._array.read(index, lambda: self._check_names(index))
         except ValueError as error:
             return self._read_again(index, error)
         if not data.size or not self._is_elsewhere(index, data):
@@ -382,17 +382,17 @@ class LocalArray:
 
     def is_stored(self, index: tensorstore.Index) -> bool:
         """Return whether some chunk at `index` is stored; no chunk is read."""
-        is_stored = self._array.is_stored(index, lambda: self._look(index))
-        return is_stored or any(map(self._is_missing_elsewhere, self._units(index)))
+        is_stored = self._array.is_stored(index, lambda: self._check_names(index))
+        return is_stored or any(map(self._is_missing_elsewhere, self._file_units(index)))
 
-    def _units(self, index: tensorstore.Index) -> list[Index]:
+    def _file_units(self, index: tensorstore.Index) -> list[Index]:
         """Return the places of the files of the voxels at `index` in their grid."""
         header = self._header
         return ChunkedIndex.of(index, header.shape, header.chunks, header.write_unit).units()
 
-    def _look(self, index: tensorstore.Index) -> None:
+    def _check_names(self, index: tensorstore.Index) -> None:
         """Raise where the name of a file of the voxels at `index` leads nowhere, or to what is no file."""
-        for unit in self._units(index):
+        for unit in self._file_units(index):
             self._source.is_usual(unit)
 
     def _is_missing_elsewhere(self, unit: Index) -> bool:

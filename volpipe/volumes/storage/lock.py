@@ -34,7 +34,7 @@ def find_holder(folder: Path) -> Holder | None:
     except OSError:
         return None
     try:
-        return Holder(_name(lock), _is_held(lock))
+        return Holder(_holder_name(lock), _is_held(lock))
     finally:
         os.close(lock)
 
@@ -49,7 +49,7 @@ def _is_held(lock: int) -> bool | None:
     return False
 
 
-def _name(lock: int) -> str:
+def _holder_name(lock: int) -> str:
     return os.pread(lock, 200, 0).decode(errors="replace").strip()
 
 
@@ -66,11 +66,11 @@ def held(folder: Path, holder: str, refusal: type[VolpipeError]) -> Iterator[Non
         raise refusal(f"{folder} cannot be written: {error.strerror}; choose another place") from error
     try:
         try:
-            _take(lock)
+            _take_lock(lock)
         except BlockingIOError as error:
-            raise refusal(f"{folder} is in use by {_name(lock)}; wait for it or stop it") from error
+            raise refusal(f"{folder} is in use by {_holder_name(lock)}; wait for it or stop it") from error
         if not (folder / LOCK_FILE).exists():
-            raise refusal(f"{folder} was deleted by {_name(lock)}, which ended just now; give the command again")
+            raise refusal(f"{folder} was deleted by {_holder_name(lock)}, which ended just now; give the command again")
         try:
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{holder}\n".encode(), 0)
@@ -84,7 +84,7 @@ def held(folder: Path, holder: str, refusal: type[VolpipeError]) -> Iterator[Non
         os.close(lock)
 
 
-def _take(lock: int) -> None:
+def _take_lock(lock: int) -> None:
     for _ in range(ATTEMPTS - 1):
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -446,12 +446,12 @@ def voxels(value: object, what: str, file: Location, *, rank: int | None = None)
         VolumeError: it is something else, or absurd.
     """
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_RANK:
-        raise VolumeError(f"{file}: {what} {_short(value)} is not a list of 1 to {MAX_RANK} integers")
+        raise VolumeError(f"{file}: {what} {_cut_repr(value)} is not a list of 1 to {MAX_RANK} integers")
     if rank is not None and len(value) != rank:
-        raise VolumeError(f"{file}: {what} {_short(value)} has {len(value)} axes, the shape has {rank}")
+        raise VolumeError(f"{file}: {what} {_cut_repr(value)} has {len(value)} axes, the shape has {rank}")
     for n in value:
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LENGTH:
-            raise VolumeError(f"{file}: {what} {_short(value)} holds {_short(n)}, no number of voxels")
+            raise VolumeError(f"{file}: {what} {_cut_repr(value)} holds {_cut_repr(n)}, no number of voxels")
     return tuple(value)
 
 
@@ -464,7 +464,7 @@ def mapping(value: object, what: str, file: Location) -> Tree:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise VolumeError(f"{file}: {what} {_short(value)} is not an object")
+        raise VolumeError(f"{file}: {what} {_cut_repr(value)} is not an object")
     return value
 
 
@@ -486,7 +486,7 @@ def flat_chunk(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (1,) * (len(shape) - 2) + shape[-2:]
 
 
-def _short(value: object) -> str:
+def _cut_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -106,7 +106,7 @@ def read(file: Remote, limit: int) -> bytes | None:
             return bytes(obstore.get_range(client(file), file.key, start=0, end=limit))
         return _undo(file, bytes(result.bytes()), encodings, limit)
 
-    return _ask(file, request, missing_ok=True, denied_ok=True)
+    return _ask_server(file, request, missing_ok=True, denied_ok=True)
 
 
 def _encodings(file: Remote, result: Any) -> tuple[str, ...]:  # Any: obstore's
@@ -199,7 +199,7 @@ def fetch(
         result = obstore.get(client(file), file.key, options=options)
         return Fetched(bytes(result.bytes()), _stamp(result.meta)), _encodings(file, result)
 
-    answer = _ask(file, request, missing_ok=True, denied_ok=denied_ok)
+    answer = _ask_server(file, request, missing_ok=True, denied_ok=denied_ok)
     if answer is None or not answer[1]:
         return None if answer is None else answer[0]
     part, encodings = answer
@@ -222,7 +222,7 @@ def stamp(file: Remote) -> Stamp | None:
     """Return the stamp of `file`; None where it does not exist or may not be read."""
     import obstore
 
-    return _ask(file, lambda: _stamp(obstore.head(client(file), file.key)), missing_ok=True, denied_ok=True)
+    return _ask_server(file, lambda: _stamp(obstore.head(client(file), file.key)), missing_ok=True, denied_ok=True)
 
 
 def _stamp(metadata: Any) -> Stamp:  # Any: obstore's, which has no type for it at run time
@@ -239,10 +239,12 @@ def write(file: Remote, data: bytes) -> None:
     import obstore
 
     check_writable(file)
-    _ask(file, lambda: obstore.put(client(file, _seconds(len(data))), file.key, data, use_multipart=False))
+    _ask_server(
+        file, lambda: obstore.put(client(file, _upload_seconds(len(data))), file.key, data, use_multipart=False)
+    )
 
 
-def _seconds(num_bytes: int) -> int:
+def _upload_seconds(num_bytes: int) -> int:
     return UPLOAD_SECONDS << (num_bytes // UPLOAD_BYTES).bit_length()
 
 
@@ -250,7 +252,7 @@ def open_upload(file: Remote, part_bytes: int, parts_at_once: int) -> WritableFi
     """Return what writes `file` in parts of `part_bytes`; it is there once that is closed. Parts are tried again."""
     import obstore
 
-    upload = client(file, _seconds(part_bytes * parts_at_once), num_retries=len(PAUSES_SECONDS))
+    upload = client(file, _upload_seconds(part_bytes * parts_at_once), num_retries=len(PAUSES_SECONDS))
     return obstore.open_writer(upload, file.key, buffer_size=part_bytes, max_concurrency=parts_at_once)
 
 
@@ -280,7 +282,7 @@ def list_folders(folder: Remote) -> list[str]:
     import obstore
 
     _check_listable(folder)
-    result = _ask(folder, lambda: obstore.list_with_delimiter(client(folder), folder.key))
+    result = _ask_server(folder, lambda: obstore.list_with_delimiter(client(folder), folder.key))
     assert result is not None
     return sorted(PurePosixPath(prefix).name for prefix in result["common_prefixes"])
 
@@ -316,7 +318,7 @@ def list_stamps(folder: Remote, at_once: int = LISTED_AT_ONCE) -> Iterator[tuple
             pages = None  # the next attempt goes on after the last file that came
             raise
 
-    while entries := _ask(folder, page):
+    while entries := _ask_server(folder, page):
         for entry in entries:
             yield entry["path"].removeprefix(f"{folder.key}/"), _stamp(entry)
         last = entries[-1]["path"]
@@ -329,7 +331,7 @@ def delete(folder: Remote) -> None:
     check_writable(folder)
     keys = (f"{folder.key}/{name}" for name, _ in list_files(folder))
     while batch := list(itertools.islice(keys, DELETED_AT_ONCE)):
-        _ask(folder, partial(obstore.delete, client(folder), batch))
+        _ask_server(folder, partial(obstore.delete, client(folder), batch))
 
 
 def delete_file(file: Remote) -> None:
@@ -341,10 +343,12 @@ def delete_file(file: Remote) -> None:
     import obstore
 
     check_writable(file)
-    _ask(file, lambda: obstore.delete(client(file), file.key), missing_ok=True)
+    _ask_server(file, lambda: obstore.delete(client(file), file.key), missing_ok=True)
 
 
-def _ask(place: Remote, request: Callable[[], T], *, missing_ok: bool = False, denied_ok: bool = False) -> T | None:
+def _ask_server(
+    place: Remote, request: Callable[[], T], *, missing_ok: bool = False, denied_ok: bool = False
+) -> T | None:
     """Return what `request` gives, made again where it fails in passing; None for a missing or denied file that is ok.
 
     Raises:

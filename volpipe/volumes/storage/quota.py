@@ -87,7 +87,7 @@ def _parse_mount(line: str) -> Mount:
     return Mount(Path(point), kind, source)
 
 
-def _run(*command: str) -> str:
+def _command_output(*command: str) -> str:
     """Return what `command` prints, "" where it is not installed or fails."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *TOOL_FOLDERS))
     program = shutil.which(command[0], path=path)
@@ -114,7 +114,7 @@ def _owners(folder: Path) -> tuple[tuple[str, int], tuple[str, int]]:
     return ("user", os.geteuid()), ("group", status.st_gid if status.st_mode & stat.S_ISGID else os.getegid())
 
 
-def _left(used: int, hard: int, soft: int = 0) -> int | None:
+def _bytes_within(used: int, hard: int, soft: int = 0) -> int | None:
     """Return the rest of a limit; 0 is no limit. The soft limit counts where it is the only one."""
     limit = hard or soft
     return max(0, limit - used) if limit else None
@@ -123,11 +123,11 @@ def _left(used: int, hard: int, soft: int = 0) -> int | None:
 def _ask_lustre(folder: Path, mount: Mount) -> Iterator[Quota]:
     """Yield what `lfs quota` says; see the Lustre operations manual, chapter "Configuring and managing quotas"."""
     owners = [*_owners(folder)]
-    project = _run("lfs", "project", "-d", str(folder)).split()
+    project = _command_output("lfs", "project", "-d", str(folder)).split()
     if project and int(project[0]):
         owners.append(("project", int(project[0])))
     for what, number in owners:
-        words = _run("lfs", "quota", "-q", f"-{what[0]}", str(number), str(folder)).split()
+        words = _command_output("lfs", "quota", "-q", f"-{what[0]}", str(number), str(folder)).split()
         starts = [i for i, word in enumerate(words) if word.startswith("/")]
         if starts:  # the values may stand on a line of their own
             yield _from_columns(f"{what} {number} on Lustre", words[starts[0] + 1 :])
@@ -136,7 +136,9 @@ def _ask_lustre(folder: Path, mount: Mount) -> Iterator[Quota]:
 def _ask_nfs(folder: Path, mount: Mount) -> Iterator[Quota]:
     """Yield what the server's rquotad says to `quota`, one file system a line (-w), graces as numbers (-p)."""
     for what, number in _owners(folder):
-        for line in _run("quota", "-w", "-p", f"-{what[0]}", *([str(number)] if what == "user" else [])).splitlines():
+        for line in _command_output(
+            "quota", "-w", "-p", f"-{what[0]}", *([str(number)] if what == "user" else [])
+        ).splitlines():
             words = line.split()
             if words and words[0] == mount.source:
                 yield _from_columns(f"{what} {number} on {mount.source}", words[1:])
@@ -146,19 +148,23 @@ def _from_columns(name: str, words: Sequence[str]) -> Quota:
     """Return a quota from KiB used, soft, hard, grace, and the same of files; * marks what is too much, [] a guess."""
     values = [0 if i in (3, 7) else int(word.strip("*[]")) for i, word in enumerate(words[:7])]
     kib_used, kib_soft, kib_hard, _, files_used, files_soft, files_hard = values
-    return Quota(name, _left(KIB * kib_used, KIB * kib_hard, KIB * kib_soft), _left(files_used, files_hard, files_soft))
+    return Quota(
+        name,
+        _bytes_within(KIB * kib_used, KIB * kib_hard, KIB * kib_soft),
+        _bytes_within(files_used, files_hard, files_soft),
+    )
 
 
 def _ask_gpfs(folder: Path, mount: Mount) -> Iterator[Quota]:
     """Yield what `mmlsquota -Y` says: lines of fields between colons, named by a line HEADER; blocks are KiB."""
     device = mount.source.removeprefix("/dev/")
     questions = [[f"-{what[0]}", str(number), device] for what, number in _owners(folder)]
-    fileset = re.search(r"^fileset name:\s+(\S+)", _run("mmlsattr", "-L", str(folder)), re.MULTILINE)
+    fileset = re.search(r"^fileset name:\s+(\S+)", _command_output("mmlsattr", "-L", str(folder)), re.MULTILINE)
     if fileset:
         questions.append(["-j", fileset[1], device])
     for question in questions:
         names: list[str] = []
-        for line in _run("mmlsquota", "-Y", *question).splitlines():
+        for line in _command_output("mmlsquota", "-Y", *question).splitlines():
             fields = line.split(":")
             if "HEADER" in fields:
                 names = fields
@@ -173,18 +179,18 @@ def _from_gpfs(row: dict[str, str]) -> Quota:
     files = [int(row[name]) for name in ("filesUsage", "filesInDoubt", "filesLimit", "filesQuota")]
     kinds = {"USR": "user", "GRP": "group", "FILESET": "fileset"}
     name = f"{kinds.get(row['quotaType'], row['quotaType'])} {row['name']} on GPFS {row['filesystemName']}"
-    return Quota(name, *(_left(used + doubt, hard, soft) for used, doubt, hard, soft in (blocks, files)))
+    return Quota(name, *(_bytes_within(used + doubt, hard, soft) for used, doubt, hard, soft in (blocks, files)))
 
 
 def _ask_beegfs(folder: Path, mount: Mount) -> Iterator[Quota]:
     """Yield what `beegfs-ctl --getquota --csv` says: name, id, bytes, their limit, chunk files, their limit."""
     for what, number in _owners(folder):
         question = ("--getquota", "--csv", f"--{what[0]}id", str(number), f"--mount={mount.point}")
-        for line in _run("beegfs-ctl", *question).splitlines():
+        for line in _command_output("beegfs-ctl", *question).splitlines():
             fields = line.split(",")
             if len(fields) == 6 and fields[1] == str(number):
                 num_bytes, hard, files, most = (int(f) if f.isdecimal() else 0 for f in fields[2:])
-                yield Quota(f"{what} {fields[0]} on BeeGFS", _left(num_bytes, hard), _left(files, most))
+                yield Quota(f"{what} {fields[0]} on BeeGFS", _bytes_within(num_bytes, hard), _bytes_within(files, most))
 
 
 def _ask_ceph(folder: Path, mount: Mount) -> Iterator[Quota]:
@@ -192,8 +198,8 @@ def _ask_ceph(folder: Path, mount: Mount) -> Iterator[Quota]:
     for place in (folder, *folder.parents):
         yield Quota(
             f"folder {place} on CephFS",
-            _left(_attribute(place, "ceph.dir.rbytes"), _attribute(place, "ceph.quota.max_bytes")),
-            _left(_attribute(place, "ceph.dir.rentries"), _attribute(place, "ceph.quota.max_files")),
+            _bytes_within(_attribute(place, "ceph.dir.rbytes"), _attribute(place, "ceph.quota.max_bytes")),
+            _bytes_within(_attribute(place, "ceph.dir.rentries"), _attribute(place, "ceph.quota.max_files")),
         )
         if place == mount.point:
             return
@@ -223,8 +229,8 @@ def _ask_kernel(folder: Path, mount: Mount) -> Iterator[Quota]:
     for kind, (what, number) in enumerate(_owners(folder)):  # USRQUOTA is 0, GRPQUOTA is 1
         block = _get_quota(mount.source, kind, number)
         if block is not None:
-            num_bytes = _left(block.used_bytes, KIB * block.hard_kib, KIB * block.soft_kib)
-            files = _left(block.files, block.hard_files, block.soft_files)
+            num_bytes = _bytes_within(block.used_bytes, KIB * block.hard_kib, KIB * block.soft_kib)
+            files = _bytes_within(block.files, block.hard_files, block.soft_files)
             yield Quota(f"{what} {number} on {mount.source}", num_bytes, files)
 
 

@@ -85,11 +85,11 @@ def patiently(what: object, request: Callable[[], T]) -> T:
                 error.add_note(f"tried {tries} times over {seconds:.0f} s")
                 raise
             pause = pauses[tries - 1] * random.uniform(0.5, 1.0)
-            _note(what, error, pause)
+            _note_retry(what, error, pause)
         time.sleep(pause)
 
 
-def _note(what: object, error: Exception, pause: float) -> None:
+def _note_retry(what: object, error: Exception, pause: float) -> None:
     reason = " ".join(str(error).partition("\n\nDebug source")[0].split())[:200]
     with _lock:
         _repeated.append(reason)
@@ -149,7 +149,7 @@ class InTurn(Generic[T]):
 
     def __next__(self) -> Future[T]:
         for work in islice(self._works, self._at_once - len(self._begun)):
-            self._begun.append(_done(work) if self._pool is None else self._pool.submit(work))
+            self._begun.append(_done_future(work) if self._pool is None else self._pool.submit(work))
         if not self._begun:
             self.close()
             raise StopIteration
@@ -163,7 +163,7 @@ class InTurn(Generic[T]):
             self._pool.shutdown()
 
 
-def _done(work: Callable[[], T]) -> Future[T]:
+def _done_future(work: Callable[[], T]) -> Future[T]:
     """Return the future of `work`, which is done here."""
     future = Future[T]()
     try:

@@ -232,12 +232,12 @@ class ChunkEncoder:
 
         check_process()
         self._array[tuple(slice(0, n) for n in data.shape)].write(data).result()
-        names = {self._place(name.decode()): name for name in self._files.list().result()}
+        names = {self._chunk_place(name.decode()): name for name in self._files.list().result()}
         for place, result in [(place, self._files.read(name)) for place, name in sorted(names.items())]:
             yield place, result.result().value
         self._files.delete_range(ts.KvStore.KeyRange()).result()
 
-    def _place(self, name: str) -> tuple[int, ...]:
+    def _chunk_place(self, name: str) -> tuple[int, ...]:
         words = name.removeprefix(self._style.prefix).split(self._style.separator)
         return tuple(self._scheme.index(self._inner, words) or ())
 
