@@ -94,11 +94,12 @@ class RunStopped(RunError):
 
     Attributes:
         detail: what a worker said at length, its traceback; "" where there is none.
+        others_go_on: whether it is this run's alone, so that others beside it can go on.
     """
 
-    def __init__(self, sentence: str, detail: str = "") -> None:
+    def __init__(self, sentence: str, detail: str = "", *, others_go_on: bool = False) -> None:
         super().__init__(sentence)
-        self.detail = detail
+        self.detail, self.others_go_on = detail, others_go_on
 
 
 class BatchError(VolpipeError, ValueError):
@@ -124,7 +125,7 @@ class LockLost(RunError):
     """Another driver holds the folder that the work is done in: what this one began may write nothing more."""
 
 
-class TaskLost(RunError):
+class TaskLost(VolpipeError, RuntimeError):
     """A task never answered; not because of what it computed, as far as anybody knows."""
 
 

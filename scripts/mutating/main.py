@@ -1,13 +1,14 @@
 """`scripts/mutants`: tries changes of logic that are drawn at random, by the tests near each, and lists the survivors.
 
 A survivor is a question: the change may be one that nobody can see, such as that of a cache or of a time to wait.
-The tests of a change are the files that are nearest it, one after the other, and the golden pages; they end at the
-first that fails.
+The tests of a change are those that name its function, then the files that are nearest it, one after the other, and the
+golden pages; they end at the first that fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import os
 import random
@@ -34,9 +35,10 @@ FILES = (
     "Makefile",
     "mkdocs.yml",
 )
-DIED, SURVIVED, SLOW = "died", "SURVIVED", "died: out of time"
+DIED, SURVIVED, OPEN = "died", "SURVIVED", "OPEN: out of time"
 GOLDEN = Path("tests/docs/test_golden.py")
 PASSED, NONE_RUN = 0, 5  # exit codes of pytest
+MOST_FIRST = 20  # tests that run before whole files
 
 
 def draw(seed: int, count: int, below: str) -> list[Change]:
@@ -73,6 +75,25 @@ def tests_of(change: Change, most: int) -> list[Path]:
     return [*(test for (near, _), test in ranks[:most] if near), GOLDEN]
 
 
+def first_of(change: Change, tests: list[Path], most: int) -> list[str]:
+    """Return the tests of some files, at most so many, that name most of what a change stands in, or is called by.
+
+    What a function of the same file names counts for the tests that name that function.
+    """
+    named = re.compile(rf"\b({'|'.join(map(re.escape, change.names))})\b")
+    ranks: list[tuple[int, int, str]] = []
+    for test in tests:
+        text = (ROOT / test).read_text(encoding="utf-8")
+        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        sources = {node.name: ast.get_source_segment(text, node) or "" for node in functions}
+        mentions = {name: set(named.findall(source)) for name, source in sources.items()}
+        for name, source in sources.items():
+            if name.startswith("test_"):
+                used = set(re.findall(r"\w+", source)) & sources.keys()
+                ranks.append((len(set().union(*(mentions[each] for each in used))), -len(ranks), f"{test}::{name}"))
+    return [name for number, _, name in sorted(ranks, reverse=True)[:most] if number]
+
+
 def copy_to(folder: Path) -> None:
     """Copy the checkout, less what is built; weights are links."""
 
@@ -86,10 +107,10 @@ def copy_to(folder: Path) -> None:
         shutil.copyfile(ROOT / name, folder / name)
 
 
-def verdict(change: Change, folder: Path, tests: list[Path], seconds: float, processes: int) -> tuple[str, str]:
-    """Return what came of a change in the copy `folder`, and by which file of tests.
+def verdict(change: Change, folder: Path, groups: list[list[str]], seconds: float, processes: int) -> tuple[str, str]:
+    """Return what came of a change in the copy `folder`, and by which group of tests.
 
-    It is DIED, SURVIVED, or SLOW, which no test would let pass.
+    It is DIED, SURVIVED, or OPEN where a file ran out of its time and no other failed.
     """
     place = folder / change.file
     original = place.read_text(encoding="utf-8")
@@ -97,16 +118,18 @@ def verdict(change: Change, folder: Path, tests: list[Path], seconds: float, pro
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     workers = ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else ["-n", "0"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *workers]
+    late = ""
     try:
-        for test in tests:
-            code = _exit_code([*command, str(test)], folder, environment, seconds)
+        for group in groups:
+            code = _exit_code([*command, *group], folder, environment, seconds)
+            name = Path(group[0].partition("::")[0]).stem
             if code is None:
-                return SLOW, test.stem
-            if code not in (PASSED, NONE_RUN):
-                return DIED, test.stem
+                late = name
+            elif code not in (PASSED, NONE_RUN):
+                return DIED, name
     finally:
         place.write_text(original, encoding="utf-8")
-    return SURVIVED, ""
+    return (OPEN, late) if late else (SURVIVED, "")
 
 
 def _exit_code(command: list[str], folder: Path, environment: dict[str, str], seconds: float) -> int | None:
@@ -133,7 +156,7 @@ def main() -> None:
     parser.add_argument(
         "--files", type=int, default=12, help="of tests that are tried, the nearest, before the golden pages"
     )
-    parser.add_argument("--no-golden", action="store_true", help="leave the golden pages out, which take minutes")
+    parser.add_argument("--quick", action="store_true", help="run the tests that name what was changed, and no others")
     parser.add_argument("--only", default="", help="numbers of the changes to try, of those that are drawn: 3,7,20")
     parser.add_argument("--processes", type=int, default=2, help="that tests run in")
     parser.add_argument("--list", action="store_true", help="print the changes, and try none")
@@ -150,8 +173,10 @@ def main() -> None:
         copy_to(Path(folder))
         for number, change in changes.items():
             began = time.monotonic()
-            tests = tests_of(change, chosen.files)[: -1 if chosen.no_golden else None]
-            result, test = verdict(change, Path(folder), tests, chosen.seconds, chosen.processes)
+            tests = tests_of(change, chosen.files)
+            whole = [] if chosen.quick else [[str(test)] for test in tests]
+            groups = [first_of(change, tests, MOST_FIRST), *whole]
+            result, test = verdict(change, Path(folder), [*filter(None, groups)], chosen.seconds, chosen.processes)
             print(f"{number:3} {result} {test} {time.monotonic() - began:.0f} s  {change}", flush=True)
-            survivors += [change] if result == SURVIVED else []
-    print(f"\n{len(changes) - len(survivors)} of {len(changes)} died; survivors:", *survivors, sep="\n  ")
+            survivors += [] if result == DIED else [f"{result} {test} {change}"]
+    print(f"\n{len(changes) - len(survivors)} of {len(changes)} died; not:", *survivors, sep="\n  ")

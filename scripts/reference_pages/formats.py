@@ -33,7 +33,12 @@ def written_table(formats: Sequence[Format] = FORMATS) -> str:
             continue
         suffixes, codecs = ", ".join(f"`{suffix}`" for suffix in each.suffixes), ", ".join(each.writing.codecs)
         is_sharded, is_folder = each.arrays is not None and each.arrays.is_sharded, each.arrays is not None
-        rows.append(_row((f"`{each.name}`", suffixes, codecs, _yes(is_sharded), _yes(is_folder), each.writing.limits)))
+        limits = [
+            each.writing.limits,
+            "" if each.writing.has_record else "keeps no [record](concepts/provenance.md#keep-it)",
+        ]
+        cells = (f"`{each.name}`", suffixes, codecs, _yes(is_sharded), _yes(is_folder), "; ".join(filter(None, limits)))
+        rows.append(_row(cells))
     return "\n".join([*head, *rows])
 
 

@@ -23,8 +23,8 @@ import volpipe as vp
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.evaluation import subject
 from volpipe.evaluation.evaluate import plan_evaluation
+from volpipe.runs.held_work import HeldWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import HeldWork
 from volpipe.volumes.storage import lock
 
 PLACED = {"resolution": [40.0, 4.0, 4.0]}

@@ -28,8 +28,8 @@ from volpipe.blockwise.work import Work
 from volpipe.errors import RunStopped
 from volpipe.monitoring import exposition
 from volpipe.monitoring.metrics import MOST_FLOW_STAGES, OTHER, Metrics
+from volpipe.runs.held_work import HeldWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import HeldWork
 from volpipe.training.task import newest_step
 
 SHAPE = (16, 16, 24)

@@ -183,7 +183,7 @@ def test_what_is_not_written_is_hatched(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, data, *SAME)
     with pytest.raises(Stopped):
         execute(plan, Inline(most_tasks=4).start)
-    schedule = RunWork(plan).resumed()
+    schedule = RunWork(plan).records.resumed()
     done = [unit for unit in range(8) if schedule.by_name["infer"].done[unit]]
     assert 0 < len(done) < 8
     known = np.zeros(data.shape, bool)

@@ -359,7 +359,7 @@ def test_a_report_that_fails_is_a_warning_and_no_failed_run(
         raise OSError(28, "No space left on device") if fault == "full disk" else ZeroDivisionError("a bug")
 
     if fault == "full disk":
-        monkeypatch.setattr("volpipe.runs.work.write_page", fail)
+        monkeypatch.setattr("volpipe.runs.held_work.write_page", fail)
     elif fault == "bug":
         monkeypatch.setattr(RunWork, "page", fail)
     else:
@@ -371,7 +371,8 @@ def test_a_report_that_fails_is_a_warning_and_no_failed_run(
     folder = place / f"{fault}.zarr.run"
     assert not (folder / REPORT).exists()
     assert (
-        f"WARNING volpipe.runs.work no report was written to {folder / REPORT}" in (folder / "volpipe.log").read_text()
+        f"WARNING volpipe.runs.held_work no report was written to {folder / REPORT}"
+        in (folder / "volpipe.log").read_text()
     )
 
 

@@ -297,8 +297,8 @@ if point := os.environ.get("HALT"):
     from volpipe.blockwise.journal import Journal
     from volpipe.inference import output
     from volpipe.runs.run_folder import RunFolder
-    from volpipe.runs import output_work
-    from volpipe.runs.updates import Updated
+    from volpipe.runs import output_files
+    from volpipe.runs.update_records import Updated
     remainder = Updated.remainder
     append, store, grow, num_blocks = Journal.append, RunFolder.store, output.grow_array, [0]
 
@@ -337,7 +337,7 @@ if point := os.environ.get("HALT"):
             halt()
         return create(*arguments)
 
-    create, output_work.create_output = output_work.create_output, create_and_halt
+    create, output_files.create_output = output_files.create_output, create_and_halt
     Journal.append, RunFolder.store, output.grow_array = append_and_halt, store_and_halt, grow_and_halt
 """
 POINTS = ("half a journal", "before the plan", "after the plan", "first array", "before the metadata", "blocks")

@@ -23,7 +23,7 @@ from volpipe.geometry.grid import Placement
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
-from volpipe.runs import work
+from volpipe.runs import unit_records
 from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.paths import locate
@@ -268,6 +268,6 @@ def test_a_run_that_goes_on_reads_the_units_of_its_journal_once(
             reads.append(journal)
             super().__init__(journal, *rest)
 
-    monkeypatch.setattr(work, "Ledger", Counted)
+    monkeypatch.setattr(unit_records, "Ledger", Counted)
     assert not ran(plan).missing
     assert reads == [RunFolder.from_output(locate(plan.out)).journal]

@@ -182,15 +182,15 @@ def test_the_plan_counts_blocks_that_are_read_at_a_time(job: Job) -> None:
 
 
 def test_a_chunk_that_several_ask_for_at_a_time_is_fetched_once() -> None:
-    cache, part = ChunkCache(100), object_store.Part(b"0123", object_store.Stamp(4))
+    cache, part = ChunkCache(100), object_store.Fetched(b"0123", object_store.Stamp(4))
     asking, all_ask, fetched = threading.Semaphore(0), threading.Event(), list[int]()
 
-    def fetch() -> object_store.Part:
+    def fetch() -> object_store.Fetched:
         fetched.append(threading.get_ident())
         assert all_ask.wait(60)
         return part
 
-    def ask() -> object_store.Part | None:
+    def ask() -> object_store.Fetched | None:
         asking.release()
         return cache.get_or((0, (1, 2, 3)), fetch)
 
@@ -204,7 +204,7 @@ def test_a_chunk_that_several_ask_for_at_a_time_is_fetched_once() -> None:
 
 
 def test_a_chunk_that_could_not_be_fetched_is_asked_for_again() -> None:
-    cache, part = ChunkCache(100), object_store.Part(b"0123", object_store.Stamp(4))
+    cache, part = ChunkCache(100), object_store.Fetched(b"0123", object_store.Stamp(4))
 
     def fail() -> None:
         raise OSError("no answer")

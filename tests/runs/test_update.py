@@ -33,7 +33,7 @@ from volpipe.reporting.page import Sheet
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import Updated, from_ranges, to_ranges, updates_in
+from volpipe.runs.update_records import Updated, from_ranges, to_ranges, updates_in
 from volpipe.runs.worker import RESULTS, Cells
 from volpipe.segmentation import tasks
 from volpipe.workflow.driver import RunWork

@@ -28,7 +28,7 @@ from volpipe.evaluation import driver, evaluate, subject
 from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.options import RunOptions
-from volpipe.runs.work import Listener
+from volpipe.runs.stage_work import Listener
 from volpipe.segmentation import estimate as estimate_module
 from volpipe.segmentation import graph as graph_module
 from volpipe.segmentation import tasks as tasks_module

@@ -24,7 +24,7 @@ from volumes import fingerprint, noise
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes import convert as module
-from volpipe.volumes.convert import Choice, Tally, convert
+from volpipe.volumes.convert import Choice, CopyTally, convert
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SHAPE = (48, 40, 56)
@@ -101,7 +101,7 @@ def test_a_killed_copy_goes_on_to_the_same_bytes(tmp_path: Path, format: str, wo
     kill(tmp_path, source, str(out), format, workers)
     assert not out.exists()
     before = chunks(work / "b.out")
-    tally = Tally(work / "copied.json", {})
+    tally = CopyTally(work / "copied.json", {})
     assert tally.load()
     assert len(tally) == 5
     told: list[tuple[int, int]] = []

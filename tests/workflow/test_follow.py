@@ -26,7 +26,7 @@ from volpipe.errors import LockLost, PlanError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.options import RunOptions
-from volpipe.runs.work import Listener
+from volpipe.runs.stage_work import Listener
 from volpipe.volumes.storage.lock import LOCK_FILE
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import Report, RunWork
@@ -47,7 +47,7 @@ class Following:
     def __init__(self, folder: Path, name: str, change: Callable[[int], None], *settings: str) -> None:
         self.folder, self.location, self.change = folder, str(folder / name), change
         self.settings = settings or SLICES
-        self.looks: list[Look[Report]] = []
+        self.looks: list[Look] = []
         self.num_pools = self.num_open = 0
 
     @property
@@ -65,7 +65,7 @@ class Following:
             yield pool
         self.num_open -= 1
 
-    def on_look(self, look: Look[Report]) -> None:
+    def on_look(self, look: Look) -> None:
         self.looks.append(look)
         self.change(look.number)
 
@@ -231,9 +231,9 @@ def test_what_takes_a_part_alone_is_not_followed(tmp_path: Path) -> None:
 def test_python_follows_a_volume_on_a_pool_that_stays_up(tmp_path: Path) -> None:
     data, volume = noise((40, 16, 16)), GrowingN5(tmp_path)
     volume.show(data[:20])
-    looks = list[Look[Report]]()
+    looks = list[Look]()
 
-    def on_look(look: Look[Report]) -> None:
+    def on_look(look: Look) -> None:
         looks.append(look)
         volume.show(data)
         (tmp_path / "out.zarr.run" / STOP).touch()

@@ -24,7 +24,7 @@ from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener
+from volpipe.runs.stage_work import Listener
 from volpipe.volumes.storage.result_file import ResultFile
 from volpipe.workflow.compare import (
     ComparisonTable,
@@ -95,9 +95,9 @@ def compare(
     for file in files:
         file.check()
     chosen, options = tuple(dict.fromkeys(map(Limit.parse, limits))), RunOptions(tolerated=tolerate)
-    write, pairs, (start, _) = partial(_write, json_file, page), find_pairs(one, other), site_of(site)
+    write, pairs, (start, _) = partial(_write_files, json_file, page), find_pairs(one, other), site_of(site)
     plan = partial(
-        _planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete
+        _plan_complete, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete
     )  # fmt: skip
     folder = RunFolder(Path.cwd() / f"{default_name(one, other)}{'' if pairs is None else '_all'}.run")
     with monitored(metrics, COMPARE), results_of(*files):
@@ -111,7 +111,9 @@ def compare(
             )  # fmt: skip
 
 
-def _write(json_file: str | Path | None, page: str | Path | None, result: ComparisonResult | ComparisonTable) -> None:
+def _write_files(
+    json_file: str | Path | None, page: str | Path | None, result: ComparisonResult | ComparisonTable
+) -> None:
     """Write `result` to the files that are asked for."""
     if json_file is not None:
         result.write_json(json_file)
@@ -119,7 +121,7 @@ def _write(json_file: str | Path | None, page: str | Path | None, result: Compar
         result.write_page(page)
 
 
-def _planned(a: str, b: str, **options: Any) -> ComparisonPlan:  # Any: as `plan_comparison` takes them
+def _plan_complete(a: str, b: str, **options: Any) -> ComparisonPlan:  # Any: as `plan_comparison` takes them
     """Return the comparison of two outputs that are complete."""
     comparison = plan_comparison(a, b, **options)
     check_complete("A", a, comparison.a, comparison.box)

@@ -30,7 +30,7 @@ from volpipe.resolve import homes_known
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener
+from volpipe.runs.stage_work import Listener
 from volpipe.segmentation import driver as segmentation
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation
 from volpipe.segmentation.plan import SegmentPlan

@@ -53,10 +53,10 @@ class Ledger:
         on_damage: Callable[[RunError], None] | None = None,
     ) -> None:
         self._make, self._each = schedule, each
-        self._reader = JournalReader(journal, kinds, self._begin, on_damage)
-        self._begin()
+        self._reader = JournalReader(journal, kinds, self._begin_schedule, on_damage)
+        self._begin_schedule()
 
-    def _begin(self) -> None:
+    def _begin_schedule(self) -> None:
         self.schedule, self.totals = self._make(), dict[str, Totals]()
         self.reasons, self.results = dict[Unit, str](), set[type]()
         self.devices, self.hosts = set[str](), set[str]()
@@ -92,13 +92,13 @@ class Ledger:
         """Yield the units that are done by new lines, of many at a time."""
         units = defaultdict[str, list[int]](list)
         for number, line in enumerate(self._reader.lines(), 1):
-            self._add(line, units)
+            self._add_line(line, units)
             if number % LINES_AT_ONCE == 0:
-                yield self._known(units)
+                yield self._units_in_schedule(units)
                 units = defaultdict(list)
-        yield self._known(units)
+        yield self._units_in_schedule(units)
 
-    def _add(self, line: Line, units: Mapping[str, list[int]]) -> None:
+    def _add_line(self, line: Line, units: Mapping[str, list[int]]) -> None:
         fields, finished = line.fields, finished_by(line.kind)
         if line.kind is not None:
             self.results.add(line.kind)
@@ -138,7 +138,7 @@ class Ledger:
         stage = self.schedule.by_name.get(name)
         return stage is not None and 0 <= unit < stage.size
 
-    def _known(self, units: Mapping[str, list[int]]) -> Mapping[str, np.ndarray]:
+    def _units_in_schedule(self, units: Mapping[str, list[int]]) -> Mapping[str, np.ndarray]:
         """Return those of `units` that the schedule has."""
         known = dict[str, np.ndarray]()
         for name in units.keys() & self.schedule.by_name.keys():

@@ -130,11 +130,11 @@ class _Loop:
 
     def run(self, work: Work[R]) -> Ended[R]:
         """Step `work` and all that belongs to it to their ends."""
-        self._open(_Node(work, work.steps()))
+        self._open_work(_Node(work, work.steps()))
         try:
             while self._nodes:
                 with self._patience():
-                    self._fill()
+                    self._fill_workers()
                 with self._patience():  # of tasks that were sent just now, too
                     self._turn()
                 if INTERRUPTS.is_asked:
@@ -212,7 +212,7 @@ class _Loop:
             self._stack.callback(lambda: self._audience.tell(lambda observer: observer.use(None)))
         return self._pool
 
-    def _open(self, node: _Node) -> None:
+    def _open_work(self, node: _Node) -> None:
         self._nodes.append(node)
         self._audience.tell(lambda observer: observer.begin(node.place, node.works))
 
@@ -226,7 +226,7 @@ class _Loop:
             return False
         number = -node.num_begun if step.latest_first else node.num_begun
         node.num_begun, node.num_open = node.num_begun + 1, node.num_open + 1
-        self._open(_Node(work, work.steps(), (*node.place, number), node))
+        self._open_work(_Node(work, work.steps(), (*node.place, number), node))
         self._look_ahead(node)
         return True
 
@@ -251,14 +251,14 @@ class _Loop:
             with speaking(node.place):
                 step = go_on()
         except StopIteration as end:
-            self._end(node, Ended(node.work, end.value, seconds=time.monotonic() - node.began))
+            self._end_work(node, Ended(node.work, end.value, seconds=time.monotonic() - node.began))
         except SiteError as error:
             self._nodes.remove(node)
             self._tell_end(node, None, error)
             raise
         except (VolpipeError, OSError) as error:  # before it has a log: a folder that cannot be made, say
-            described = error if isinstance(error, VolpipeError) else _described(error)
-            self._end(node, Ended(node.work, error=described, seconds=time.monotonic() - node.began))
+            described = error if isinstance(error, VolpipeError) else _system_error(error)
+            self._end_work(node, Ended(node.work, error=described, seconds=time.monotonic() - node.began))
         else:
             self._wait_for(node, step)
 
@@ -278,7 +278,7 @@ class _Loop:
             self._pool = None
             self._stack.close()
 
-    def _end(self, node: _Node, ended: Ended[Any]) -> None:
+    def _end_work(self, node: _Node, ended: Ended[Any]) -> None:
         """Close `node`, and hand over how it ended."""
         self._nodes.remove(node)
         self._tell_end(node, ended.result, ended.error)
@@ -287,7 +287,7 @@ class _Loop:
             return
         node.parent.num_open -= 1
         assert isinstance(node.parent.step, Together)
-        self._call(node.parent, node.parent.step.on_end, ended)
+        self._call_back(node.parent, node.parent.step.on_end, ended)
 
     def _throw(self, node: _Node, error: Exception) -> None:
         """Let `node` end by `error`, or take it; works that belong to it are left first."""
@@ -300,7 +300,9 @@ class _Loop:
         node.num_open, node.coming = 0, None
         self._resume(node, lambda: node.steps.throw(error))
 
-    def _call(self, node: _Node, function: Callable[..., None], *arguments: Any) -> None:  # Any: the function's own
+    def _call_back(
+        self, node: _Node, function: Callable[..., None], *arguments: Any
+    ) -> None:  # Any: the function's own
         """Call what `node` gave to be called; what it raises is the work's."""
         try:
             with speaking(node.place):
@@ -308,7 +310,7 @@ class _Loop:
         except Exception as error:
             self._throw(node, error)
 
-    def _fill(self) -> None:
+    def _fill_workers(self) -> None:
         """Send tasks as long as there is room and something may start."""
         for node in self._by_turn():
             if isinstance(node.step, Phase) and not INTERRUPTS.is_asked:
@@ -324,7 +326,7 @@ class _Loop:
         """Send what there is room for; return whether nothing is under way then, and nothing can start."""
         may_have_more = False
         for stage in phase.stages:
-            while self._fits(stage):
+            while self._takes_more(stage):
                 units = phase.take(stage)
                 if not units:
                     break
@@ -336,7 +338,7 @@ class _Loop:
                 may_have_more = True
         return phase.is_over and not may_have_more
 
-    def _fits(self, stage: Stage) -> bool:
+    def _takes_more(self, stage: Stage) -> bool:
         assert self._pool is not None
         busy, most = self._in_flight[stage.label], self._pool.slots[stage.label]
         return busy < 2 * most if stage.num_workers == 1 else busy + stage.num_workers <= most
@@ -350,20 +352,20 @@ class _Loop:
         node, phase, stage, units, future = self._arrived.get(timeout=seconds)
         self._in_flight[stage.label] -= stage.num_workers
         if node in self._nodes and node.step is phase:
-            self._call(node, phase.come_back, stage, units, future)
-        self._fill()
+            self._call_back(node, phase.come_back, stage, units, future)
+        self._fill_workers()
         if node in self._nodes and node.step is phase:
-            self._tell(node, phase)
+            self._tell_observers(node, phase)
 
     def _tick(self) -> None:
         """Tell of progress, nothing having come back for a while."""
         for node in list(self._nodes):
             if isinstance(node.step, Phase):
-                self._tell(node, node.step)
+                self._tell_observers(node, node.step)
 
-    def _tell(self, node: _Node, phase: Phase) -> None:
+    def _tell_observers(self, node: _Node, phase: Phase) -> None:
         """Tell the work's own listener and observers how far `phase` is."""
-        self._call(node, phase.tell)
+        self._call_back(node, phase.tell)
         if node not in self._nodes or node.step is not phase:  # which its listener ended
             return
         self._audience.tell(lambda observer: observer.move(node.place, node.works, phase.progress))
@@ -376,7 +378,7 @@ class _Loop:
         self._ticked = time.monotonic()
         for node in list(self._nodes):
             if isinstance(node.step, Together):
-                self._call(node, node.step.on_tick)
+                self._call_back(node, node.step.on_tick)
 
     def _leave(self, error: BaseException) -> BaseException:
         """Let every open work end by `error`, the last one first; return what comes of that."""
@@ -394,7 +396,7 @@ def _pauses(step: Step | None) -> bool:
     return isinstance(step, Until) and step.is_pause
 
 
-def _described(error: OSError) -> RunError:
+def _system_error(error: OSError) -> RunError:
     """Return `error` as one whose sentence is for the user."""
     described = RunError(describe_error(error))
     described.__cause__ = error

@@ -267,7 +267,7 @@ class WorkerNotes:
                 if not due:
                     self._changed.wait(min(run.due for run in self._runs.values()) - now)
             for run in due:
-                note = self._note(run)
+                note = self._note_of_run(run)
                 is_gone = not write_note(run.folder / f"{note.host}-{note.pid}", note)
                 with self._changed:
                     run.look()
@@ -277,7 +277,7 @@ class WorkerNotes:
     def _pause(self, run: _Run) -> float:
         return run.every if run.tasks else self.idle_seconds
 
-    def _note(self, run: _Run) -> Note:
+    def _note_of_run(self, run: _Run) -> Note:
         import psutil
 
         from volpipe.blockwise.usage import sample_gpu  # numpy, which the command line does without
@@ -372,9 +372,11 @@ class Reporter:
             done = len(units) * self._windows / self._all_windows if self._all_windows else 0.0
         seconds = time.monotonic() - self._began
         unit = units[min(self._num_over, len(units) - 1)]
-        return TaskNote(self.stage, units[0], len(units), unit, self._box(unit), round(done, 6), round(seconds, 3))
+        return TaskNote(
+            self.stage, units[0], len(units), unit, self._box_of_unit(unit), round(done, 6), round(seconds, 3)
+        )
 
-    def _box(self, unit: int) -> str:
+    def _box_of_unit(self, unit: int) -> str:
         try:
             return str(self.box(unit))
         except Exception:  # a plan that cannot be read, say: the task itself fails by that, and says so

@@ -80,7 +80,7 @@ class Pace:
         if not self._samples:
             self._samples.append((first_task, {}))
         if now > self._samples[-1][0]:
-            self._add(now, {name: reading.done for name, reading in readings.items()})
+            self._add_reading(now, {name: reading.done for name, reading in readings.items()})
         weights = {name: self._weight(name, reading) for name, reading in readings.items()}
         if any(r.decides and r.left > 0 and not weights[name] for name, r in readings.items()):
             return None
@@ -112,7 +112,7 @@ class Pace:
         share = (moment - start) / (stop - start)
         return {name: (1 - share) * before.get(name, 0.0) + share * done for name, done in after.items()}
 
-    def _add(self, now: float, done: dict[str, float]) -> None:
+    def _add_reading(self, now: float, done: dict[str, float]) -> None:
         self._steps += done != self._samples[-1][1]
         self._samples.append((now, done))
         if len(self._samples) > MOST_SAMPLES:

@@ -78,7 +78,7 @@ class Stage:
             self.num_units = self.size if self.active is None else int(np.count_nonzero(self.active))
         self.done = np.zeros(self.size, bool)
         self.taken = np.zeros(self.size, bool)
-        self._scan = iter(()) if self.waits else self._units()
+        self._scan = iter(()) if self.waits else self._free_units()
 
     def called(self, unit: int | None = None) -> str:
         """Return what failed, for a sentence: running the net (infer), or, of a unit, running the net (infer 3)."""
@@ -91,7 +91,7 @@ class Stage:
 
     def mark(self, unit: int) -> None:
         if not self.done[unit]:
-            self._take(unit)
+            self._mark_taken(unit)
             self.done[unit] = True
             self.num_done += 1
 
@@ -103,12 +103,12 @@ class Stage:
 
     def look_again(self) -> None:
         """Go through all units once more: a resumed run has inputs that nobody will announce."""
-        self._scan = self._units()
+        self._scan = self._free_units()
 
     def offer(self, unit: int) -> None:
         """Let `unit` start when its turn comes, if its inputs are there and nobody has it."""
         if self._may_start(unit):
-            self._take(unit)
+            self._mark_taken(unit)
             self.ready.append(unit)
 
     def give_back(self, unit: int) -> None:
@@ -126,7 +126,7 @@ class Stage:
             if unit is None:
                 break
             if self._may_start(unit):
-                self._take(unit)
+                self._mark_taken(unit)
                 units.append(unit)
         return units
 
@@ -145,14 +145,14 @@ class Stage:
         self.num_held = int(np.count_nonzero(held if self.active is None else held & self.active))
         self.leave_out(units)
 
-    def _take(self, unit: int) -> None:
+    def _mark_taken(self, unit: int) -> None:
         self.num_taken += not self.taken[unit]
         self.taken[unit] = True
 
     def _may_start(self, unit: int) -> bool:
         return self.has(unit) and not self.taken[unit] and not (self.waits is not None and self.waits(unit))
 
-    def _units(self) -> Iterator[int]:
+    def _free_units(self) -> Iterator[int]:
         for start in range(0, self.size, SCAN_AT_ONCE):
             at_once = slice(start, start + SCAN_AT_ONCE)
             free = ~self.taken[at_once] if self.active is None else ~self.taken[at_once] & self.active[at_once]

@@ -199,16 +199,16 @@ _grown = 0  # bytes by which this process has made scratch grow so far
 def counting_growth(files: Sequence[Path]) -> Iterator[None]:
     """Count by how much `files`, scratch of a run, grow or shrink meanwhile."""
     global _grown
-    before = sum(map(_size, files))
+    before = sum(map(_file_bytes, files))
     try:
         yield
     finally:
-        change = sum(map(_size, files)) - before
+        change = sum(map(_file_bytes, files)) - before
         with _lock:
             _grown += change
 
 
-def _size(file: Path) -> int:
+def _file_bytes(file: Path) -> int:
     try:
         return file.stat().st_size
     except FileNotFoundError:

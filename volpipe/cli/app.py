@@ -345,7 +345,7 @@ def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
             os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
 
 
-def _tell_look(look: Look[Report], seconds: float) -> None:
+def _tell_look(look: Look, seconds: float) -> None:
     """Print what came of a look at a volume that is followed; nothing where nothing had changed."""
     if look.report is None:
         return  # the log has said why
@@ -361,7 +361,7 @@ def _tell_look(look: Look[Report], seconds: float) -> None:
 
 def _listener(
     stage: StagePlan, *, config: str, details: bool, show: Callable[..., Show],
-    on_look: Callable[[Look[Report]], None] = lambda look: None,
+    on_look: Callable[[Look], None] = lambda look: None,
 ) -> Listener:  # fmt: skip
     """Return a listener that prints the plan of a run, all of it where `details` are asked for, and shows progress.
 

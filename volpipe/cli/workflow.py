@@ -42,7 +42,7 @@ def run(
     show: Callable[..., Show],
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
-    from volpipe.runs.work import Listener
+    from volpipe.runs.stage_work import Listener
     from volpipe.workflow.cost import forecast_flow
     from volpipe.workflow.execute import FlowListener
 

@@ -26,7 +26,7 @@ from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.task import work_once
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import Steps, each
-from volpipe.errors import ChunkError, RunStopped
+from volpipe.errors import ChunkError, RunError, RunStopped
 from volpipe.estimation.estimate import UnitCosts, upper_bounds
 from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.geometry.block_shape import SLAB_VOXELS
@@ -108,7 +108,7 @@ OnTry = Callable[[float, float], None]
 R = TypeVar("R")
 
 
-class TooSlowError(RunStopped):
+class TooSlowError(RunError):
     """No window could be tried in time."""
 
 

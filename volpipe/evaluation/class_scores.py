@@ -93,7 +93,7 @@ class ClassTotal(CountedTotal):
         )
 
 
-def _mean_overlap_of(total: ClassTotal) -> Values:
+def mean_overlap_of(total: ClassTotal) -> Values:
     """Return the mean Dice and IoU over classes that are in the reference or in the output; NaN without any."""
     means = {}
     for name in ("dice", "iou"):
@@ -102,30 +102,30 @@ def _mean_overlap_of(total: ClassTotal) -> Values:
     return means
 
 
-def _mean_overlap_cells(values: Values, volume: object) -> Mapping[str, str]:
+def mean_overlap_cells(values: Values, volume: object) -> Mapping[str, str]:
     return {"mean Dice": f"{values['mean_dice']:.4f}", "mean IoU": f"{values['mean_iou']:.4f}"}
 
 
-def _accuracy_of(total: ClassTotal) -> Values:
+def accuracy_of(total: ClassTotal) -> Values:
     """Return the share of voxels that have their class; NaN without any."""
     num = int(total.confusion.sum())
     return {"accuracy": int(np.diag(total.confusion).sum()) / num if num else math.nan}
 
 
-def _each_class_of(total: ClassTotal) -> Values:
+def each_class_of(total: ClassTotal) -> Values:
     return {"classes": total.classes}
 
 
-def _each_class_tables(values: Values) -> list[Sheet]:
+def each_class_tables(values: Values) -> list[Sheet]:
     return part_sheet("Classes", values.get("classes") or ())
 
 
-def _confusion_of(total: ClassTotal) -> Values:
+def confusion_of(total: ClassTotal) -> Values:
     """Return the voxels of each class of the reference (rows) that have each class in the output (columns)."""
     return {"confusion": tuple(map(tuple, total.confusion.tolist()))}
 
 
-def _confusion_tables(values: Values) -> list[Sheet]:
+def confusion_tables(values: Values) -> list[Sheet]:
     confusion = values.get("confusion") or ()
     if not 0 < len(confusion) <= MOST_PARTS:
         return []
@@ -134,7 +134,7 @@ def _confusion_tables(values: Values) -> list[Sheet]:
     return [Sheet("Confusion", ("", *names), rows, "voxels of each class of the reference (rows), by the output's")]
 
 
-MEAN_OVERLAP = Score("mean_overlap", (CLASSES,), _mean_overlap_of, cells=_mean_overlap_cells)
-ACCURACY = Score("accuracy", (CLASSES,), _accuracy_of, title="accuracy")
-EACH_CLASS = Score("classes", (CLASSES,), _each_class_of, tables=_each_class_tables)
-CONFUSION = Score("confusion", (CLASSES,), _confusion_of, tables=_confusion_tables)
+MEAN_OVERLAP = Score("mean_overlap", (CLASSES,), mean_overlap_of, cells=mean_overlap_cells)
+ACCURACY = Score("accuracy", (CLASSES,), accuracy_of, title="accuracy")
+EACH_CLASS = Score("classes", (CLASSES,), each_class_of, tables=each_class_tables)
+CONFUSION = Score("confusion", (CLASSES,), confusion_of, tables=confusion_tables)

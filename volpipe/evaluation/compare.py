@@ -45,7 +45,7 @@ BlockDifference = tuple[int, Difference, np.ndarray]  # number of a block, how i
 
 @dataclass(frozen=True)
 class WholeDifference:
-    """How all blocks differ together, and each of them.
+    """The difference of all blocks together, and that of each block.
 
     Attributes:
         together: all channels.
@@ -110,7 +110,7 @@ class ComparisonPlan(Subject):
 
     @abstractmethod
     def whole(self, results: Results) -> WholeDifference:
-        """Return how the blocks differ, added up; no block gives anything where there are none."""
+        """Return the difference of all blocks together, and that of each block."""
 
     @abstractmethod
     def sentences(self, found: Differences) -> list[str]:
@@ -123,11 +123,11 @@ class ComparisonPlan(Subject):
         """Refuse images where labels are to be compared, but for outputs that say themselves that they are labels."""
 
     def has(self, limit: Limit) -> bool:
-        """Whether outputs of this kind have what `limit` is of."""
+        """Whether outputs of this kind have the measure that `limit` bounds."""
         return limit.measure in self.measures
 
     def check_limit(self, limit: Limit) -> None:
-        """Refuse a limit of what outputs of this kind, or these, do not have.
+        """Refuse a limit on a measure that outputs of this kind do not have, or that nobody knows of these two.
 
         Raises:
             PlanError: with what it may be of.
@@ -145,7 +145,7 @@ class ComparisonPlan(Subject):
             )
 
     def differences(self, results: Results) -> Differences | None:
-        """Return what blocks gave, added up; None without any.
+        """Return how the outputs differ over all blocks that were compared; None without any.
 
         Sums are exact until the end, so that neither the order of blocks nor that of workers changes a bit of them, and
         no more than the boxes that differ most is kept of many blocks.
@@ -314,7 +314,7 @@ def comparison_of(kind: str) -> type[ComparisonPlan]:
 
 
 def differing_voxels(difference: Difference) -> str:
-    """Return how many voxels differ of how many, in words."""
+    """Return how many of all voxels differ, such as "3 of 25,200 voxels"."""
     return f"{difference.num_differ:,} of {count(difference.num_voxels, 'voxel')}"
 
 
@@ -345,7 +345,7 @@ def table_sums(comparison: ComparisonPlan, block: int, session: str) -> BlockSum
 
 
 def difference_of_tables(results: Results, whole: Overlaps, pairs: Pairs) -> WholeDifference:
-    """Return how labels differ whose blocks have the table `whole` together, and whose matches are `pairs`."""
+    """Return how labels differ, from the table `whole` of all blocks and from the labels that are matched, `pairs`."""
     arrays = ((block, np.array(table, np.uint64)) for block, table in tables(results))
     blocks = ((block, label_difference(table, pairs), table[0]) for block, table in arrays)
     return WholeDifference(label_difference(whole, pairs), (), pairs, blocks)
@@ -405,7 +405,7 @@ def plan_comparison(
 def _kind_of_both(
     a: Volume, b: Volume, made: tuple[tuple[Provenance, ...], tuple[Provenance, ...]], *, labels: bool, is_grey: bool
 ) -> tuple[type[ComparisonPlan], str]:
-    """Return what both are compared as, and what tells that."""
+    """Return the class of comparison for two outputs, and the reason for that choice in words."""
     if labels:
         return LabelComparison, "as --labels says"
     kinds = [chain[0].kind if chain else "" for chain in made]

@@ -109,7 +109,7 @@ class ImageDifference:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """How much differs: what is NaN in one alone comes before any difference."""
+        """The order of how much differs: first voxels that are NaN in one output alone, then squared differences."""
         squares = float(self.squares) / self.num / (self.data_range or 1.0) ** 2 if self.num else 0.0
         return self.num_unlike, squares, self.differ
 
@@ -134,7 +134,7 @@ class ImageDifference:
 
     @property
     def object_cells(self) -> dict[str, str]:
-        """More cells of the whole; none of images."""
+        """No more cells for the row of all boxes together: there are none of images."""
         return {}
 
     @property
@@ -178,7 +178,7 @@ def change_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LabelDifference:
-    """Two segmentations.
+    """How two segmentations differ.
 
     Attributes:
         num_voxels: all of them.
@@ -220,7 +220,7 @@ class LabelDifference:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """How much differs."""
+        """The order of how much differs: first the variation of information, then the share of voxels."""
         return self.voi, self.differ
 
     def to_json(self) -> dict[str, object]:
@@ -237,7 +237,7 @@ class LabelDifference:
 
     @property
     def object_cells(self) -> dict[str, str]:
-        """More cells of the whole: the Rand error and the numbers of objects."""
+        """More cells for the row of all boxes together: the Rand error and the numbers of objects."""
         objects = {"objects of A": self.num_objects_a, "of B": self.num_objects_b, "matched": self.num_matched}
         return {"Rand error": f"{self.rand_error:.4f}"} | {name: f"{n:,}" for name, n in objects.items()}
 
@@ -251,9 +251,10 @@ Difference = ImageDifference | LabelDifference
 
 
 def matches(table: Overlaps) -> Pairs:
-    """Return the labels that are matched: each has the most voxels in the other, of several the lowest number.
+    """Return the pairs of labels that share more voxels with each other than with any other label.
 
-    `table` has a label of A, one of B, and the voxels that have both; 0 matches 0 alone, where there is any.
+    Of several labels that share as many, the lowest counts. `table` has a label of A, one of B, and the voxels that
+    have both; 0 matches 0 alone.
     """
     one, other, counts = table
     objects = (one != 0) & (other != 0)
@@ -272,14 +273,14 @@ def by_number(table: Overlaps) -> Pairs:
 
 
 def _most_shared(labels: np.ndarray, others: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return each of `labels` once and that of `others` with which it shares the most voxels, (2, labels)."""
+    """Return (2, labels): each label once, and the one of `others` that shares most voxels with it."""
     order = np.lexsort((others, counts.max(initial=0) - counts, labels))
     first = np.unique(labels[order], return_index=True)[1]
     return np.stack([labels[order][first], others[order][first]])
 
 
 def unmatched(one: np.ndarray, other: np.ndarray, pairs: Pairs) -> np.ndarray:
-    """Return where labels of A and of B, uint64, are not among `pairs`."""
+    """Return whether each voxel's label of A and label of B, uint64, are not matched by `pairs`."""
     place = np.minimum(np.searchsorted(pairs[0], one), pairs.shape[1] - 1)
     result: np.ndarray = (pairs[0][place] != one) | (pairs[1][place] != other)
     return result

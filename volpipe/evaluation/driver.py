@@ -37,13 +37,15 @@ from volpipe.evaluation.results import (
     table_item,
 )
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
-from volpipe.geometry.grid import Grid
-from volpipe.reporting.page import Draft, Item, Sentence
-from volpipe.runs.options import RunOptions
+from volpipe.reporting.page import Draft, Item, Page, Sentence
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.pages import Parts, Taken
+from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, JournalWork, Listener, StageWork, WorkSession, check_kind
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
+from volpipe.runs.standing import Act, Asked, Standing, WorkState
+from volpipe.runs.unit_records import UnitRecords, WorkSession
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
@@ -54,11 +56,11 @@ R = TypeVar("R", bound=WorkReport)
 NODES = "nodes.npz"
 
 
-class BlockWork(JournalWork[R]):
+class BlockWork(StageWork[R]):
     """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on.
 
     Args:
-        name: as of `HeldWork`.
+        name: as of `StageWork`.
         sent: what travels to workers of the subject with each task: what they need.
         close: returns how it ended, from the facts of a `WorkReport`.
         parts_of: returns what its page says, from what its journal has, and whether it is complete.
@@ -78,10 +80,11 @@ class BlockWork(JournalWork[R]):
         slices: Callable[[], Iterable[Item]] | None = None,
         to: Location | None = None, table: Location | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(folder, options, listener)
-        self.subject, self.name, self.to, self.table = subject, name, to, table
-        self.sent, self.close, self.parts_of, self.check, self.slices = sent, close, parts_of, check, slices
-        self.prepare = prepare
+        super().__init__(folder, options, listener, name)
+        self.records = UnitRecords(folder, self.kinds, self.schedule)
+        self.subject, self.to, self.table, self.slices = subject, to, table, slices
+        self.sent, self.close, self.parts_of, self.prepare = sent, close, parts_of, prepare
+        self.check_volumes = check
 
     @property
     def needs_all(self) -> bool:
@@ -93,25 +96,28 @@ class BlockWork(JournalWork[R]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the scores are there, and are those of this subject; without a file, whether every block is."""
+        """Whether the file of scores is there and belongs to this subject; without one, whether all blocks are done."""
         if self.to is None:
-            return self.is_begun and self.ledger().schedule.is_complete
+            return self.is_begun and self.records.ledger().schedule.is_complete
         scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
         is_same = scores is not None and {key: scores.get(key) for key in expected} == expected
         return is_same and (self.table is None or paths.size(self.table) == (scores or {}).get("bytes"))
 
-    def grids(self) -> dict[str, Grid]:
-        return {self.subject.stage: self.subject.blocks}
+    @property
+    def share_left(self) -> float:
+        return 0.0 if self.is_complete else self.records.share_left
 
     def schedule(self) -> Schedule:
+        """Return the stage whose units are the blocks."""
         subject = self.subject
         stage = Stage(subject.stage, len(subject.blocks), doing=subject.doing, box=subject.own_box)
         return Schedule(fed(stage, self.feed, subject.read_box))
 
     def claim(self) -> None:
-        """Forget what was found in other volumes, or otherwise: it costs little, and is made again."""
-        self.check_free()
-        inputs = self.subject.inputs()
+        """Delete the sums in the folder if they are of other volumes or choices: they cost little to make again."""
+        standing, inputs = self.standing(), self.subject.inputs()
+        if standing.act(self.asked) is Act.REFUSE:
+            raise standing.refusal_of(self.asked)
         # what earlier work of ours writes stays as it is
         is_read, outside = self.options.is_outside, self.subject.outside
         read = {name: volume for name, volume in inputs.items() if is_read or name in outside}
@@ -121,16 +127,30 @@ class BlockWork(JournalWork[R]):
             before = read_identities(self.folder.inputs) or {}
         # but for parts that could not be read
         is_same = before.keys() == states.keys() and not any(changes(before[name], states[name]) for name in states)
-        if self.options.fresh or read_json(mark) != self.subject.describe_work() or not is_same:
+        if not is_same:
+            standing = Standing(WorkState.CHANGED)
+        if standing.act(self.asked) is Act.CLEAR:
             self.clear()
             write_json(mark, self.subject.describe_work())
         store_identities(self.folder.inputs, states)
 
-    def check_free(self) -> None:
-        check_kind(self.folder, self.subject.mark)
+    @property
+    def asked(self) -> Asked:
+        return Asked.FRESH if self.options.fresh else Asked.REMAKE
+
+    def foreign(self) -> RunError | None:
+        return self.folder.other_work(self.subject.mark)
+
+    def standing(self) -> Standing:
+        if foreign := self.foreign():
+            return Standing(WorkState.FOREIGN, foreign)
+        described = read_json(self.folder.path / self.subject.mark)
+        if described is None:
+            return Standing(WorkState.FRESH)
+        return Standing(WorkState.BEGUN if described == self.subject.describe_work() else WorkState.OUTDATED)
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
-        """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
+        """Delete the file of scores if the scored output is not complete, and all sums if it is not even begun."""
         if not source.is_complete:
             self._delete_files()
         if not source.is_begun and self.folder.path.is_dir():
@@ -146,9 +166,10 @@ class BlockWork(JournalWork[R]):
                 delete_file(file)
 
     def witnesses(self) -> Sequence[Path]:
-        return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
+        return [*self.records.witnesses, *([self.to] if isinstance(self.to, Path) else [])]
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return slices of both volumes; `schedule` has what is done and what is missing."""
         if self.slices is None:
             return []
         items: Iterable[Item] = [Sentence("Slices are compared once all blocks are scored.")]
@@ -156,21 +177,25 @@ class BlockWork(JournalWork[R]):
             items = self.slices()
         return [Draft("Comparison", lambda: list(items), "Comparison")]
 
-    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        return self.parts_of(taken, is_complete)
+    def page(self, *, with_pictures: bool = True) -> Page:
+        grids, pictures_of = {self.subject.stage: self.subject.blocks}, self.voxel_pictures if with_pictures else None
+        return self.records.page(grids, self.parts_of, pictures_of, is_settled=True)
 
-    def steps(self) -> Steps[R]:
-        """Look at what is left, at volumes that suit: a flow has all of them by now."""
-        if self.check is not None:
-            self.check()
-        return (yield from super().steps())
+    def check(self) -> None:
+        if self.check_volumes is not None:
+            self.check_volumes()
 
-    def session_steps(self, session: WorkSession) -> Steps[R]:
+    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
+        self.was_begun = self.is_begun
+        with self.records.session(name, presence, self.listener.on_progress, self.options.tolerated) as session:
+            return (yield from self._session_steps(session))
+
+    def _session_steps(self, session: WorkSession) -> Steps[R]:
         if self.is_complete:
             return self.close(was_complete=True)
         self.prepare()
         pool: WorkerPool = yield POOL
-        began, schedule = time.perf_counter(), self.resumed()
+        began, schedule = time.perf_counter(), self.records.resumed()
         self.listener.on_plan(self.subject, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
@@ -247,7 +272,7 @@ def comparison_work(
 def measurement_work(
     measurement: Measurement, folder: RunFolder, options: RunOptions, listener: Listener, *, to: Location
 ) -> BlockWork[MeasurementResult]:  # fmt: skip
-    """Return the work of `measurement`, whose table is the file `to`; what is said of it lies beside that."""
+    """Return the work of `measurement`, which writes its table to the file `to` and a description beside it."""
     table, to = to, to.parent / f"{to.stem}.json"
 
     def close(**facts: Any) -> MeasurementResult:  # Any: of a `WorkReport`
@@ -269,7 +294,7 @@ def measurement_work(
 
 
 def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:
-    """Look at all blocks, and return how that ended; the folder of `work`, which holds what is done, goes when all is.
+    """Run `work` to its end and return the result; its folder is deleted once every block is done.
 
     `on_end` is called with the result before that: what it raises leaves the folder there.
 
@@ -290,7 +315,7 @@ def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lam
 def calibrate_evaluation(
     subject: Subject, missing: Collection[str], workers: WorkerPool, folder: Path
 ) -> Steps[StageTimes]:
-    """Return the forecast of an evaluation or a comparison, from a block that all `workers` look at at the same time.
+    """Return the forecast of an evaluation or a comparison, from one block that all `workers` try at the same time.
 
     Zeros in `folder`, which is deleted, stand in for volumes whose paths are `missing`; for labels, the other ones.
 

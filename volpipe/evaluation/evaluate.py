@@ -59,7 +59,7 @@ def plan_evaluation(
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
     for provenance in provenances_of(output) if output.spatial_shape != truth.spatial_shape else ():
         check_part(output, provenance.roi, truth)
-    extent, notes = _extent(output, truth, roi, any_place=any_place)
+    extent, notes = _extent_of_truth(output, truth, roi, any_place=any_place)
     box = find_roi(roi, truth).shift(extent.start) if roi is not None else extent & Box.from_shape(output.spatial_shape)
     box = box.grown(tuple(-n for n in margin))
     if box.is_empty or not Box.from_shape(output.spatial_shape).contains(box):
@@ -82,12 +82,12 @@ def plan_evaluation(
         source.check_written()
     notes += [] if any_place else _check_places(evaluation)
     notes += stored_notes(output, truth, source)
-    evaluation, more = evaluation.with_notes(_swapped(output, truth))
+    evaluation, more = evaluation.with_notes(_exchanged_note(output, truth))
     return replace(evaluation, notes=(*notes, *more))
 
 
-def _swapped(output: Volume, truth: Volume) -> list[str]:
-    """Return a sentence if volpipe made the reference and not the output, as if one were given for the other."""
+def _exchanged_note(output: Volume, truth: Volume) -> list[str]:
+    """Return a note if output and reference seem exchanged: volpipe made the reference, and not the output."""
     if truth.is_planned or output.is_planned:  # a flow says which is which
         return []
     made, judged = provenances_of(truth), provenances_of(output)
@@ -99,8 +99,8 @@ def _swapped(output: Volume, truth: Volume) -> list[str]:
     ]
 
 
-def _extent(output: Volume, truth: Volume, roi: str | None, *, any_place: bool) -> tuple[Box, list[str]]:
-    """Return the voxels of `output` at which those of `truth` lie, and a sentence where that is by their places.
+def _extent_of_truth(output: Volume, truth: Volume, roi: str | None, *, any_place: bool) -> tuple[Box, list[str]]:
+    """Return the box of `truth` in voxels of `output`, and a note where voxel sizes and origins told it.
 
     Raises:
         PlanError: neither holds the other, and there is no box to score; or as of `find_part`.
@@ -125,7 +125,7 @@ def _are_placed(output: Volume, truth: Volume) -> bool:
 
 
 def _check_places(evaluation: Evaluation) -> list[str]:
-    """Refuse volumes of one shape that lie elsewhere; return what is not known of their places, in sentences.
+    """Refuse volumes that lie in different places; return notes on places that nobody knows.
 
     A coarser input may say of its first voxel where the first of the finer ones was: so much the volumes may be apart.
     """
@@ -139,7 +139,7 @@ def _check_places(evaluation: Evaluation) -> list[str]:
 
 
 def check_part(output: Volume, part: Box, truth: Volume) -> None:
-    """Refuse an output of a `part` of its input beside a reference of another shape, unless their places are known.
+    """Refuse to score an output of a `part` of its input by a reference of another shape whose place is unknown.
 
     Raises:
         PlanError: with the part, and how to cut the reference likewise.

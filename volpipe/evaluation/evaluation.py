@@ -33,7 +33,7 @@ OUTPUT = "output"  # the name of the output among what is scored
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Subject):
-    """An output B, of one channel, and its reference A, which is B itself where skeletons in files stand in for it.
+    """An output B that is scored against a reference A; A is B itself where skeletons in files are the reference.
 
     Attributes:
         given: the input of the output, a coarser volume, or None.
@@ -60,7 +60,7 @@ class Evaluation(Subject):
 
     @property
     def truth(self) -> str:
-        """The place of what the output is scored against."""
+        """The path of the reference, or of the skeletons in its stead."""
         return str(self.reference)
 
     @property
@@ -80,7 +80,7 @@ class Evaluation(Subject):
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names of what is scored: the output, and of images perhaps interpolations of its input."""
+        """Names of the volumes that are scored: the output, and of images also interpolations of its input."""
         return (OUTPUT,)
 
     def read_box(self, block: int) -> Box:
@@ -96,7 +96,7 @@ class Evaluation(Subject):
         return {"given": None, **super().describe(), **self.describe_choices(), **self.describe_reference()}
 
     def describe_choices(self) -> dict[str, object]:
-        """Return what of this kind alone the scores depend on, as JSON values."""
+        """Return the choices on which only scores of this kind depend, as JSON values."""
         return {}
 
     def describe_reference(self) -> dict[str, object]:
@@ -104,18 +104,18 @@ class Evaluation(Subject):
         return {FINGERPRINT: fingerprint(self.reference)}
 
     def describe_sums(self) -> dict[str, object]:
-        """Return which scores take sums of blocks: a version with more of them begins anew."""
+        """Return the names of the scores that take sums of blocks: older sums, which lack one, are not used."""
         names = [score.name for score in self.scored_by if score.sums is not None]
         return {SUMS: names} if names else {}
 
     @classmethod
     def choices_of(cls, output: Volume, ignore: Ignore, skeletons: str) -> dict[str, Any]:  # Any: of each field
-        """Return the fields of this kind alone, from what a user chose and the output says."""
+        """Return the fields that only this kind of evaluation has, from what the user chose and the output says."""
         return {}
 
     @classmethod
     def range_of(cls, output: Volume, truth: Volume, data_range: float | None) -> float:
-        """Return the greatest value less the least that there may be, after a look at the types of both; 1 of labels.
+        """Return the range of grey levels, from the least possible to the greatest; 1 of labels.
 
         Raises:
             PlanError: their voxels are not of this kind, or nothing says the range.
@@ -127,7 +127,7 @@ class Evaluation(Subject):
 
     @abstractmethod
     def with_notes(self, exchanged: Sequence[str]) -> tuple[Self, list[str]]:
-        """Return the evaluation after a look at the voxels, and what a user should know of them, in sentences.
+        """Check samples of the voxels; return the evaluation with what they tell, and notes for the user.
 
         Args:
             exchanged: the sentence, if any, that the output and the reference seem to be exchanged.
@@ -141,7 +141,7 @@ class Evaluation(Subject):
         return np.asarray(read_block(self.output, box, session)[0])
 
     def own_sums(self, block: ScoredBlock) -> dict[str, list[float]]:
-        """Return what each score takes of a block, by its name, as plain values."""
+        """Return the sums that each score takes of a block, by the name of the score."""
         sums = {score.name: (score.sums, score.reach) for score in self.scored_by}
         return {name: of(block.with_margin(reach)).tolist() for name, (of, reach) in sums.items() if of is not None}
 
@@ -161,7 +161,7 @@ class Evaluation(Subject):
         """Return the scores of each candidate by its name, from the sums of all blocks."""
 
     def result(self, scores: Mapping[str, Scores]) -> Scores | dict[str, Scores]:
-        """Return the scores as a user gets them: of one candidate these alone."""
+        """Return the scores as a user gets them: those of the output alone, where nothing else is scored beside it."""
         return scores[OUTPUT]
 
     def describe_scores(self, scores: Mapping[str, Scores]) -> dict[str, object]:
@@ -170,22 +170,22 @@ class Evaluation(Subject):
         return self.describe() | {"notes": [*self.notes, *self.label_notes(scores)], "scores": values}
 
     def label_notes(self, scores: Mapping[str, Scores]) -> list[str]:
-        """Return which labels were not counted, or look as if they should not have been, in sentences."""
+        """Return notes on labels that were not counted, and on labels that perhaps should not have been."""
         return []
 
     def check_labels(self) -> None:
-        """Refuse images where labels are to be scored; chances of classes are no such images."""
+        """Refuse images where labels are to be scored; probabilities, with a channel for each class, pass."""
         own = self.box.relative_to(self.a_start)
         for volume, box in ((self.output, self.box), (self.reference, own)) if self.checks_labels else ():
             if volume.num_channels == 1:
                 refuse_image(volume, box)
 
     def with_nodes(self, path: Path) -> Self:
-        """Return the evaluation, which knows that nodes of skeletons will be stored at `path`, if it has any."""
+        """Return the evaluation with the path for the nodes of its skeletons, if it has skeletons."""
         return self
 
     def store_nodes(self) -> None:
-        """Write the nodes of skeletons for workers, if there are any; those that are there stay."""
+        """Write the nodes of skeletons to their file, for workers, unless it is there or there are no skeletons."""
 
     # ---- how scores are shown
 
@@ -194,7 +194,7 @@ class Evaluation(Subject):
         return [self.score_lines(scores[OUTPUT].values), *self.part_tables(scores[OUTPUT].to_json())]
 
     def numbers(self, scores: Mapping[str, Scores]) -> dict[str, int | float]:
-        """Return the numbers for people who look at how it ended, where `notebook_sheets` do not say them."""
+        """Return the scores that are single numbers, by name; none where a table for a notebook has them already."""
         return {name: n for name, n in scores[OUTPUT].values.items() if isinstance(n, int | float)}
 
     def notebook_sheets(self, scores: Mapping[str, Scores]) -> list[Sheet]:
@@ -215,7 +215,7 @@ class Evaluation(Subject):
 
     @classmethod
     def stored_sheets(cls, scores: Mapping[str, Values]) -> list[Sheet]:
-        """Return the tables for a page: a line of numbers for each candidate, by their names in the JSON."""
+        """Return the tables of stored scores for a page: a row for each candidate, a column for each number."""
 
         def cell(value: object) -> str:
             return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
@@ -227,7 +227,7 @@ class Evaluation(Subject):
         return [sheet, *(part for entry in scores.values() for part in cls.part_tables(entry))]
 
     def panels(self, slices: dict[str, np.ndarray], title: str) -> tuple[list[Panel], list[Panel]]:
-        """Return pictures of slices (y, x) of candidates and of the reference, an object in one colour; no errors."""
+        """Return panels of slices (y, x) of labels, one colour for each object, and no panels of errors."""
         return [Panel(f"{title} {name}", coloured(labels)) for name, labels in slices.items()], []
 
 

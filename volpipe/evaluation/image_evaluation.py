@@ -27,7 +27,7 @@ from volpipe.volumes.volume import Volume
 
 @dataclass(frozen=True, kw_only=True)
 class ImageEvaluation(Evaluation):
-    """An evaluation of an image; where it has more voxels than its input, of interpolations of that as well."""
+    """An evaluation of an image and, where that has more voxels than its input, of interpolations of the input."""
 
     data_range: float
     kind = IMAGE
@@ -37,7 +37,7 @@ class ImageEvaluation(Evaluation):
 
     @property
     def needs_whole_inputs(self) -> bool:
-        """Whether it must wait for all of what it reads: interpolations need the whole input."""
+        """Whether all inputs must be written before the first block: interpolations read beyond it."""
         return len(self.candidates) > 1
 
     @property
@@ -67,7 +67,7 @@ class ImageEvaluation(Evaluation):
         return self, [*exchanged, *told]
 
     def voxels(self, name: str, box: Box, session: str = "") -> np.ndarray:
-        """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped."""
+        """Return the voxels of the output or of an interpolation in `box`, rounded and clipped to the output's type."""
         if name == OUTPUT or self.given is None:
             return checked_finite(self.output, super().voxels(name, box, session), box)
         coarse = self.given.open(cache_bytes=subject.CACHE_BYTES, session=session)
@@ -107,7 +107,7 @@ class ImageEvaluation(Evaluation):
         return {}
 
     def panels(self, slices: dict[str, np.ndarray], title: str) -> tuple[list[Panel], list[Panel]]:
-        """Return slices (y, x) in the greys of the reference, and the errors of all but that.
+        """Return panels of slices (y, x) in the greys of the reference, and panels of the errors of all candidates.
 
         Red is too bright and blue too dark, by up to the largest error that one voxel in a hundred exceeds.
         """

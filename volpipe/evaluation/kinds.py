@@ -32,10 +32,10 @@ from volpipe.evaluation.subject import RESULTS
 from volpipe.recipes.toml import Section
 from volpipe.recipes.workflow import FlowStage, Link, Tree
 from volpipe.reporting.page import Item, Page
-from volpipe.runs.options import RunOptions
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.pages import Taken, page_of
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, Listener
+from volpipe.runs.stage_work import SILENT, Listener
 from volpipe.stages.entry import Entry
 from volpipe.stages.kind import Planning, StageCost, StagePlan, Truth
 from volpipe.stages.status import Looker, Status, noted_stages

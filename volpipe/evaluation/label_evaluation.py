@@ -94,7 +94,7 @@ class LabelEvaluation(Evaluation):
 
     @classmethod
     def stored_sheets(cls, scores: Mapping[str, Values]) -> list[Sheet]:
-        """Return the tables of the terminal; NaN stands for what the JSON does not have."""
+        """Return the same tables as for a terminal, from stored scores; NaN stands for None and for missing scores."""
         known = {name: value for name, value in scores[OUTPUT].items() if value is not None}
         return [cls.score_lines(defaultdict(lambda: math.nan, known)), *cls.part_tables(known)]
 
@@ -141,7 +141,7 @@ class ClassEvaluation(Evaluation):
         return self, [*notes, *exchanged, *(axis_notes(self) if num == 1 else [])]
 
     def voxels(self, name: str, box: Box, session: str = "") -> np.ndarray:
-        """Return the class of each voxel in `box`: of chances of classes, a channel for each, that with the largest."""
+        """Return the class of each voxel in `box`: where each class has a channel, the one with the largest value."""
         data = read_block(self.output, box, session)
         if len(data) == 1:
             return np.asarray(data[0])
@@ -170,14 +170,14 @@ class ClassEvaluation(Evaluation):
 
 
 def axis_notes(evaluation: Evaluation) -> list[str]:
-    """Return sentences on labels that do not seem to lie on those of the reference, which the output must hold."""
+    """Return notes where other axes or mirroring would lay the reference's labels better on the output's."""
     output, truth, start = evaluation.output, evaluation.reference, evaluation.a_start
     is_within = Box.from_shape(output.spatial_shape).contains(Box.from_shape(truth.spatial_shape).shift(start))
     return orientation_notes(truth, output, start) if is_within else []
 
 
 def sums_of_labels(evaluation: Evaluation, block: int, session: str) -> BlockSums:
-    """Return the table of labels of a block, and what scores take of it beside that."""
+    """Return the table of a block's pairs of labels, and the sums that scores take beside it."""
     box = evaluation.read_box(block)
     own = evaluation.own_box(block).relative_to(box.start).slices
     labels, truth = evaluation.voxels(OUTPUT, box, session), evaluation.read_a(box, session)[0]
@@ -193,7 +193,7 @@ def table_of(results: Results) -> Overlaps:
 
 
 def ignored_notes(truth: Volume, ignore: Ignore, scores: Scores) -> list[str]:
-    """Return the sentence on voxels of which the reference says that nothing is known, if there are any."""
+    """Return a note on the voxels that are left out because their label says "unknown", if there are any."""
     if not scores.num_ignored:
         return []
     return [

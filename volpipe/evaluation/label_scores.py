@@ -26,12 +26,12 @@ PlainOverlaps = list[list[int]]  # the same, to travel as JSON
 
 
 def overlaps(labels: np.ndarray, truth: np.ndarray) -> Overlaps:
-    """Return the table of a block; both (z, y, x), whole numbers."""
+    """Return how many voxels of a block have each pair of labels; both arrays are (z, y, x), whole numbers."""
     return _pairs_once(np.stack([data.ravel().astype(np.uint64) for data in (truth, labels)]), None)
 
 
 def total(tables: Iterable[Overlaps | PlainOverlaps]) -> Overlaps:
-    """Return the sum of tables, of which no more than a few are kept."""
+    """Return all tables added up; no more than a few are in memory at a time."""
 
     def added_up(parts: Sequence[Overlaps]) -> Overlaps:
         pairs = np.concatenate([np.zeros((3, 0), np.uint64), *parts], axis=1)
@@ -41,7 +41,7 @@ def total(tables: Iterable[Overlaps | PlainOverlaps]) -> Overlaps:
 
 
 def accumulated(tables: Iterable[T], added_up: Callable[[Sequence[T]], T], num_rows: Callable[[T], int]) -> T:
-    """Return all `tables` added up, of which no more than a few are kept; how they are cut must not matter."""
+    """Return all `tables` added up by `added_up`; no more than a few are in memory at a time."""
     whole, waiting, num_waiting = added_up([]), list[T](), 0
     for table in tables:
         waiting.append(table)
@@ -147,7 +147,7 @@ def object_ious(table: Overlaps) -> tuple[np.ndarray, int, int]:
 
 
 def _precision_at(ious: np.ndarray, num_truth: int, num_found: int, threshold: float) -> float:
-    """Return matches by matches and misses of both; above one half an object has one match at most."""
+    """Return the number of matched objects by that of matched and unmatched ones, at an IoU of `threshold`."""
     hits = int((ious >= threshold).sum()) if threshold > 0.5 else int((ious > threshold).sum())
     return hits / (num_truth + num_found - hits) if num_truth + num_found else 1.0
 
@@ -160,7 +160,7 @@ def _sums_by(labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _pairs_once(pairs: np.ndarray, counts: np.ndarray | None) -> Overlaps:
-    """Return a table with each of `pairs` (2, n) once, in order; one voxel has each where there are no `counts`.
+    """Return a table in which each of `pairs` (2, n) stands once, in order, with the sum of its `counts`, or of ones.
 
     Pairs of numbers of 32 bits are sorted as one number each: of a block of 128 cubed in 0.2 s instead of 1.6 s.
     """
@@ -177,7 +177,7 @@ def _pairs_once(pairs: np.ndarray, counts: np.ndarray | None) -> Overlaps:
 # ---- the scores
 
 
-def _voi_of(total: LabelTotal) -> Values:
+def voi_of(total: LabelTotal) -> Values:
     """Return both halves of the variation of information, over voxels with a label in the reference; else NaN.
 
     They are the uncertainty in bits of the label given the true one (split), and the other way round (merge).
@@ -187,26 +187,26 @@ def _voi_of(total: LabelTotal) -> Values:
     return {"split": split, "merge": merge}
 
 
-def _voi_cells(values: Values, volume: object) -> Mapping[str, str]:
+def voi_cells(values: Values, volume: object) -> Mapping[str, str]:
     split, merge = values["split"], values["merge"]
     return {"VOI split + merge": f"{split:.3f} + {merge:.3f} = {split + merge:.3f} bits"}
 
 
-def _rand_error_of(total: LabelTotal) -> Values:
+def rand_error_of(total: LabelTotal) -> Values:
     """Return the adapted Rand error over voxels with a label in the reference, NaN without any."""
     table = total.in_reference
     return {"rand_error": adapted_rand_error(table) if table.size else math.nan}
 
 
-def _foreground_iou_of(total: LabelTotal) -> Values:
-    """Return the voxels labelled in both, by those labelled in either."""
+def foreground_iou_of(total: LabelTotal) -> Values:
+    """Return the number of voxels that have a label in both, divided by those that have one in either."""
     truth, labels, counts = total.overlaps
     both, either = (truth != 0) & (labels != 0), (truth != 0) | (labels != 0)
     num_either = int(counts[either].sum())
     return {"foreground_iou": int(counts[both].sum()) / num_either if num_either else 1.0}
 
 
-def _mean_iou_of(total: LabelTotal) -> Values:
+def mean_iou_of(total: LabelTotal) -> Values:
     """Return the mean of each reference object's best IoU, NaN without a label in the reference."""
     ious, num_truth, _ = total.ious
     best = np.zeros(num_truth)
@@ -214,12 +214,12 @@ def _mean_iou_of(total: LabelTotal) -> Values:
     return {"mean_iou": float(best.mean()) if num_truth else math.nan}
 
 
-def _mean_iou_cells(values: Values, volume: object) -> Mapping[str, str]:
+def mean_iou_cells(values: Values, volume: object) -> Mapping[str, str]:
     return {"IoU of objects": f"{values['mean_iou']:.4f}, the mean of each with its best"}
 
 
-def _precision_of(total: LabelTotal) -> Values:
-    """Return the objects matched with an IoU above 0.5, by all objects of both, matches counted once.
+def precision_of(total: LabelTotal) -> Values:
+    """Return the number of objects matched with an IoU above 0.5, by all objects of both; a match counts once.
 
     Beside it stands the mean of that and of the same at an IoU of at least 0.55, 0.60, ... 0.95.
     """
@@ -228,33 +228,33 @@ def _precision_of(total: LabelTotal) -> Values:
     return {"precision_50": precisions[0], "mean_precision": float(np.mean(precisions))}
 
 
-def _precision_cells(values: Values, volume: object) -> Mapping[str, str]:
+def precision_cells(values: Values, volume: object) -> Mapping[str, str]:
     at_half, mean = values["precision_50"], values["mean_precision"]
     return {"average precision": f"{at_half:.4f} at IoU 0.5, {mean:.4f} at 0.50 to 0.95"}
 
 
-def _num_objects_of(total: LabelTotal) -> Values:
+def num_objects_of(total: LabelTotal) -> Values:
     _, num_truth, num_found = total.ious
     return {"num_truth": num_truth, "num_found": num_found}
 
 
-def _num_objects_cells(values: Values, volume: object) -> Mapping[str, str]:
+def num_objects_cells(values: Values, volume: object) -> Mapping[str, str]:
     return {"objects": f"{values['num_found']:,} found, {values['num_truth']:,} in the reference"}
 
 
-def _num_ignored_of(total: CountedTotal) -> Values:
+def num_ignored_of(total: CountedTotal) -> Values:
     return {"num_ignored": total.num_ignored}
 
 
-def _num_reserved_of(total: LabelTotal) -> Values:
+def num_reserved_of(total: LabelTotal) -> Values:
     return {"num_reserved": total.num_reserved}
 
 
-VOI = Score("voi", (LABELS,), _voi_of, unit="bits", cells=_voi_cells)
-RAND_ERROR = Score("rand_error", (LABELS,), _rand_error_of, title="adapted Rand error")
-FOREGROUND_IOU = Score("foreground_iou", (LABELS,), _foreground_iou_of, title="IoU of the foreground")
-OBJECT_IOU = Score("mean_iou", (LABELS,), _mean_iou_of, cells=_mean_iou_cells)
-PRECISION = Score("precision", (LABELS,), _precision_of, cells=_precision_cells)
-NUM_OBJECTS = Score("objects", (LABELS,), _num_objects_of, cells=_num_objects_cells)
-NUM_IGNORED = Score("num_ignored", (LABELS, CLASSES), _num_ignored_of)
-NUM_RESERVED = Score("num_reserved", (LABELS,), _num_reserved_of)
+VOI = Score("voi", (LABELS,), voi_of, unit="bits", cells=voi_cells)
+RAND_ERROR = Score("rand_error", (LABELS,), rand_error_of, title="adapted Rand error")
+FOREGROUND_IOU = Score("foreground_iou", (LABELS,), foreground_iou_of, title="IoU of the foreground")
+OBJECT_IOU = Score("mean_iou", (LABELS,), mean_iou_of, cells=mean_iou_cells)
+PRECISION = Score("precision", (LABELS,), precision_of, cells=precision_cells)
+NUM_OBJECTS = Score("objects", (LABELS,), num_objects_of, cells=num_objects_cells)
+NUM_IGNORED = Score("num_ignored", (LABELS, CLASSES), num_ignored_of)
+NUM_RESERVED = Score("num_reserved", (LABELS,), num_reserved_of)

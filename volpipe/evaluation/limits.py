@@ -45,7 +45,7 @@ MEASURES = (PSNR, DIFFER, MEAN, LARGEST, VOI)
 
 @dataclass(frozen=True)
 class Limit:
-    """What a difference may be at most, and a PSNR at least; `value` is in dB, grey levels, bits, or a share of 1."""
+    """A bound for a measure: the most that it may be, of PSNR the least; in dB, grey levels, bits, or a share of 1."""
 
     measure: Measure
     value: float

@@ -16,7 +16,7 @@ ROW_COLUMNS = ("output", "kind", "voxels that differ", "PSNR dB, or VOI bits", "
 
 
 def difference_sheets(comparison: ComparisonPlan, differences: Differences) -> list[Sheet]:
-    """Return a line of each channel and one of all; and of each box that differs most, if any does."""
+    """Return a table with a row for each channel and one for all, and a table of the boxes that differ most."""
     known, together = comparison.a.channel_names, differences.together
     names = [f"channel {i}{f' {known[i]}' if i < len(known) else ''}" for i in range(len(differences.channels))]
     names.append("together" if names else "all")
@@ -36,7 +36,7 @@ def _cells_sheet(title: str, first: str, names: Sequence[str], cells: Sequence[M
 
 
 def row_line(name: str, kind: str, differences: Differences | None, remark: str) -> tuple[str, ...]:
-    """Return a line of one of many comparisons, in the columns of ROW_COLUMNS; None was not compared."""
+    """Return the row of one of many comparisons, in the columns of ROW_COLUMNS; None was not compared."""
     if differences is None:
         return name, kind, "not compared", "", "", "", remark
     together, cells = differences.together, differences.together.cells
@@ -47,7 +47,7 @@ def row_line(name: str, kind: str, differences: Differences | None, remark: str)
 
 
 def summary(comparison: ComparisonPlan, differences: Differences | None, num_missing: int) -> list[str]:
-    """Return how both differ in sentences: what is the same, what is not, and what was not compared."""
+    """Return sentences on how two outputs differ, where, and how much of them was not compared."""
     if differences is None:
         return ["nothing could be compared"]
     sentences = comparison.sentences(differences)

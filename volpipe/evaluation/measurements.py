@@ -45,7 +45,7 @@ Function = Callable[..., Any]  # Any: the user's own
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Subject):
-    """A volume A, a second one B, or A again, and how they are measured.
+    """A volume A, and perhaps a second one B, whose blocks a user's function measures; without a second one, B is A.
 
     Attributes:
         search_path: folder that the name of the function counts from.
@@ -78,7 +78,7 @@ class Measurement(Subject):
         return {**super().describe(), "recipe": self.choice.model_dump(mode="json"), "code_sha256": self.code}
 
     def over(self, given: Volume) -> Measurement:
-        """Return the measurement of `given`, which is A, or what A has grown to."""
+        """Return the same measurement of `given` in place of A, which may have grown."""
         b = given if self.choice.other is None else self.b
         return replace(self, a=given, b=b, box=find_roi(self.choice.roi, given))
 
@@ -115,20 +115,22 @@ class Measurement(Subject):
                 due = expected or ("whole numbers" if name in choice.by else "numbers")
                 raise VolpipeError(f"{start} column {name} has the type {values.dtype}; give {due}, as in other blocks")
             if len(wrong := np.flatnonzero(~np.isfinite(values))):
-                key = _key(choice, columns, wrong[0])
+                key = _row_key(choice, columns, wrong[0])
                 raise VolpipeError(f"{start} column {name} is {values[wrong[0]]} where {key}; give finite numbers")
             zero = np.zeros(1, expected or stored)
             columns[name] = values.astype(zero.dtype) + zero  # of the two zeros of floats it leaves one
         return columns
 
     def total(self, tables: Iterable[Columns]) -> Columns:
-        """Return the rows of all `tables` with one for each key, in the order of keys."""
+        """Return all `tables` as one, with one row for each key, in the order of keys."""
         choice, types = self.choice, dict(self.types)
         is_sum = {name: choice.combine.get(name) == "sum" for name in types}
         nothing = {name: np.zeros(0, object if is_sum[name] else dtype) for name, dtype in types.items()}
 
         def added_up(parts: Sequence[Columns]) -> Columns:
-            return _combined({n: np.concatenate([nothing[n], *(part[n] for part in parts)]) for n in types}, choice)
+            return _one_row_a_key(
+                {n: np.concatenate([nothing[n], *(part[n] for part in parts)]) for n in types}, choice
+            )
 
         exact = ({n: _exact(values) if is_sum[n] else values for n, values in table.items()} for table in tables)
         whole = accumulated(exact, added_up, lambda table: len(table[choice.by[0]]))
@@ -136,7 +138,7 @@ class Measurement(Subject):
         return whole | {name: np.array([n / SCALE for n in whole[name]], np.float64) for name in floats}
 
     def store(self, results: Results, table: Location, about: Location) -> None:
-        """Write the `table`, and then to the file `about` what is said of it."""
+        """Write the `table`, and then its description in JSON to the file `about`."""
         blocks = (rows for part in results() for rows in part.rows.values())
         whole = self.total({name: np.array(rows[name], dtype) for name, dtype in self.types} for rows in blocks)
         headings = [*whole, *self.choice.ratio]
@@ -172,15 +174,15 @@ def plan_measurement(
         is_outside=is_outside,
     )  # fmt: skip
     try:
-        return _tried(plan, function)
+        return _with_types(plan, function)
     except PlanError:
         raise
     except VolpipeError as error:
         raise PlanError(f"{error}; it was tried over random voxels, of which it must take any") from error
 
 
-def _tried(plan: Measurement, function: Function) -> Measurement:
-    """Return `plan` with the types of its columns; rows of both halves of a block must combine to those of the block.
+def _with_types(plan: Measurement, function: Function) -> Measurement:
+    """Return `plan` with the types of its columns, after a check that rows of two halves combine to those of the whole.
 
     Raises:
         PlanError: they do not; it names a row.
@@ -194,7 +196,7 @@ def _tried(plan: Measurement, function: Function) -> Measurement:
         plan = replace(plan, types=tuple((name, values.dtype.name) for name, values in first.items()))
         for parts in ([TRIED], *(_halves(TRIED, axis) for axis in range(3))):
             total = plan.total(_rows_of_part(plan, function, arrays, part) for part in parts)
-            if difference := _difference(plan.choice, plan.total([first]), total):
+            if difference := _row_difference(plan.choice, plan.total([first]), total):
                 raise PlanError(
                     f"function {plan.choice.function} gives other rows of {' and '.join(map(str, parts))} than of "
                     f"{TRIED}: {difference}; the table would depend on the blocks, or on chance. Count each voxel "
@@ -216,7 +218,7 @@ def _halves(box: Box, axis: int) -> list[Box]:
     return [Box(box.start, tuple(below)), Box(tuple(above), box.stop)]
 
 
-def _difference(choice: Measuring, whole: Columns, parts: Columns) -> str:
+def _row_difference(choice: Measuring, whole: Columns, parts: Columns) -> str:
     """Return how rows differ, in words; "" where they do not, but for the last bits of floats."""
     from volpipe.nets.functions import is_same
 
@@ -225,16 +227,16 @@ def _difference(choice: Measuring, whole: Columns, parts: Columns) -> str:
     for name in choice.combine:
         if len(rows := np.flatnonzero(~is_same(whole[name], parts[name]))):
             values = f"{parts[name][rows[0]]} and not {whole[name][rows[0]]}"
-            return f"column {name} is {values} where {_key(choice, whole, rows[0])}"
+            return f"column {name} is {values} where {_row_key(choice, whole, rows[0])}"
     return ""
 
 
-def _key(choice: Measuring, columns: Columns, row: int) -> str:
-    """Return what a row is of, in words."""
+def _row_key(choice: Measuring, columns: Columns, row: int) -> str:
+    """Return the key of a row in words, such as "label is 7"."""
     return " and ".join(f"{name} is {columns[name][row]}" for name in choice.by)
 
 
-def _combined(table: Columns, choice: Measuring) -> Columns:
+def _one_row_a_key(table: Columns, choice: Measuring) -> Columns:
     """Return `table` with one row of each key, in the order of keys."""
     order = np.lexsort([table[name] for name in reversed(choice.by)])
     table = {name: values[order] for name, values in table.items()}
@@ -246,7 +248,7 @@ def _combined(table: Columns, choice: Measuring) -> Columns:
 
 
 def _exact(values: np.ndarray) -> np.ndarray:
-    """Return numbers as Python's whole ones, of any size; floats in units of the inverse of SCALE."""
+    """Return numbers as Python integers, which add up exactly; floats are multiplied by SCALE first."""
     if values.dtype.kind != "f":
         return values.astype(object)
     ratios = map(float.as_integer_ratio, values.tolist())

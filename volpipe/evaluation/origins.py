@@ -60,12 +60,12 @@ class Provenance:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it shows its input as it is, such as a part of it."""
+        """Whether the output is its input or a part of it, unchanged."""
         return bool(_under(self.said, "recipe", "net", "name") == "identity")
 
     @property
     def fingerprint(self) -> str:
-        """Of the input; "" where it does not say."""
+        """The fingerprint of the input; "" where the output does not say it."""
         return str(_under(self.said, "input", "fingerprint") or "")
 
     @property
@@ -99,7 +99,7 @@ class Provenance:
         return Box(start, tuple(-(-b // f) for b, f in zip(box.stop, factors, strict=True))).shift(roi.start)
 
     def facts(self) -> dict[str, str]:
-        """Return everything that may differ of how an output was made, as texts."""
+        """Return the facts on how the output was made, by name, as texts."""
         said, net = self.said, self.said.get("net") or {}
         values = {
             "made by": "volpipe segment" if self.is_segmentation else "volpipe run",
@@ -127,14 +127,14 @@ def _level_text(value: Any) -> str:  # Any: a number, or a list of those of each
 
 
 def _under(tree: Any, *keys: str) -> Any:  # Any: JSON
-    """Return what stands under `keys` in `tree`, one inside the other; None where there is nothing."""
+    """Return the entry of a nested `tree` at the path `keys`; None where there is none."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
 def provenances_of(volume: Volume) -> tuple[Provenance, ...]:
-    """Return how `volume` was made, and what it was made of, itself first; () where it says nothing."""
+    """Return how `volume` was made, then how its input was made, and so on; () where it says nothing."""
     provenances: list[Provenance] = []
     current: Volume | None = volume
     while current is not None and len(provenances) < MOST_PROVENANCES:
@@ -150,7 +150,7 @@ def provenances_of(volume: Volume) -> tuple[Provenance, ...]:
 
 
 def _provenance(volume: Volume) -> Provenance | None:
-    """Return how a volume was made, by the innermost group around it that says so; of a copy, how the original was."""
+    """Return how a volume was made, as the innermost group around it says; of a copy, how the original was made."""
     place, container = volume.folder, absolute(volume.path)
     while True:
         with suppress(RunError):  # inside an HDF5 file
@@ -165,7 +165,7 @@ def _provenance(volume: Volume) -> Provenance | None:
 
 
 def check_same_input(a: Volume, b: Volume, made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> list[str]:
-    """Refuse outputs of different inputs, or of other parts of one; return what cannot be known, in sentences.
+    """Refuse outputs of different inputs, or of different parts of one; return a note where an output does not say.
 
     Raises:
         PlanError: with what both were made of.
@@ -189,13 +189,13 @@ def check_same_input(a: Volume, b: Volume, made_a: Sequence[Provenance], made_b:
 
 
 def shared_input(made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> int | None:
-    """Return which provenance of A names the input that both have, the last one; None where there is none."""
+    """Return the number of the last provenance of A whose input B was made of, too; None where there is none."""
     of_b = {provenance.fingerprint for provenance in made_b}
     return next((i for i in reversed(range(len(made_a))) if made_a[i].fingerprint in of_b), None)
 
 
 def differing(made_a: Sequence[Provenance], made_b: Sequence[Provenance]) -> list[tuple[str, str, str]]:
-    """Return what was done otherwise: what it is, and what A and B say; of what they were made of too, if not alike.
+    """Return the facts that differ between the makings of A and B, and of their inputs: name, A's and B's value.
 
     Where one says nothing, all that the other says differs.
     """

@@ -45,7 +45,7 @@ def draw(evaluation: Evaluation) -> bytes:
 
 
 def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
-    """Yield the same slices for a report, each as a picture; of labels those of both, an object in one colour.
+    """Yield the slices that `draw` has as pictures for a report; those of labels in one colour for each object.
 
     Nothing of volumes whose chunks are too much to be read for it.
     """
@@ -86,7 +86,7 @@ def _middle_slice(box: Box, across: int) -> Box:
 
 
 def worst_drafts(comparison: ComparisonPlan, differences: Differences, most: int, name: str = "") -> Iterator[Draft]:
-    """Yield the pictures of up to `most` boxes of outputs that are called `name`, still to be made."""
+    """Yield drafts of pictures of up to `most` boxes that differ most; titles begin with `name`."""
     for worst in differences.worst[:most]:
         title = f"{name}box {worst.box}"
         make = partial(_worst_items, title, comparison, worst.box, differences.pairs)
@@ -114,7 +114,7 @@ def _worst_items(title: str, comparison: ComparisonPlan, box: Box, pairs: Pairs 
 
 
 def _squares(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """Return how much each voxel differs; what is NaN or infinite in one alone, more than all the rest."""
+    """Return the squared difference of each voxel; a NaN or infinity in one output alone counts most."""
     amount, same = np.square(change), (a == b) | ((a != a) & (b != b))  # NaN is not itself
     finite = np.isfinite(amount)
     result: np.ndarray = np.where(finite, amount, np.where(same, 0.0, 1.0 + amount[finite].sum()))
@@ -131,7 +131,7 @@ def _image_panels(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> list[Pane
 
 
 def _label_panels(a: np.ndarray, b: np.ndarray, is_other: np.ndarray, pairs: Pairs) -> list[Panel]:
-    """Return labels (y, x) in colours, those of B in the colours of their matches; and where they are none."""
+    """Return panels of labels (y, x): A, B in the colours of the matches in A, and where labels have no match."""
     numbers, place = np.unique(b.astype(np.uint64), return_inverse=True)
     matches = dict(zip(pairs[1].tolist(), pairs[0].tolist(), strict=True))
     # without a match a colour of its own
@@ -147,7 +147,7 @@ def _label_panels(a: np.ndarray, b: np.ndarray, is_other: np.ndarray, pairs: Pai
 
 
 def _input_panels(comparison: ComparisonPlan, box: Box, shape: tuple[int, ...]) -> tuple[list[Panel], str]:
-    """Return the slice of the input that both outputs have, and "", or none and why."""
+    """Return a panel of the input that both outputs have, and ""; or no panel, and a remark that says why."""
     last = shared_input(comparison.made_a, comparison.made_b)
     if last is None:
         return [], "; what both were made of is not known"

@@ -28,9 +28,9 @@ def error_sums(block: ScoredBlock) -> Sums:
     return np.array([truth.size, np.square(block.data[block.own] - truth).sum()], np.float64)
 
 
-def _psnr_of(total: ImageTotal) -> Values:
+def psnr_of(total: ImageTotal) -> Values:
     num, squares = total.sums[PSNR.name].tolist()
     return {PSNR.name: psnr(num, squares, total.data_range)}
 
 
-PSNR = Score("psnr", (IMAGE,), _psnr_of, title="PSNR", unit="dB", digits=2, sums=error_sums)
+PSNR = Score("psnr", (IMAGE,), psnr_of, title="PSNR", unit="dB", digits=2, sums=error_sums)

@@ -161,7 +161,7 @@ class ComparisonResult(WorkReport, Filed):
 
     @property
     def made_otherwise(self) -> list[tuple[str, str, str]]:
-        """What was done otherwise: what it is, and what A and B say of it."""
+        """The facts on which the makings of both outputs differ: name, A's and B's value."""
         return differing(self.plan.made_a, self.plan.made_b)
 
     @property
@@ -184,7 +184,7 @@ class ComparisonResult(WorkReport, Filed):
 
     @property
     def made(self) -> Sheet | None:
-        """A table of what was done otherwise; None where nothing is known that was."""
+        """A table of the facts on which the makings of both outputs differ; None without any."""
         title, rows = "What both say of how they were made, where it differs", self.made_otherwise
         return Sheet(title, ("", "A", "B"), rows) if rows else None
 
@@ -220,7 +220,7 @@ class ComparisonResult(WorkReport, Filed):
             PageSection(
                 "Comparison", [FactTable("Outputs", {**facts, "result": self.summary}), *warnings, *self.sheets]
             ),
-            PageSection("How they were made", [_made(self)]),
+            PageSection("How they were made", [_made_item(self)]),
             *sections_of(self.pictures()),
         ]
         if self.missing:
@@ -233,7 +233,7 @@ class ComparisonResult(WorkReport, Filed):
 
 @dataclass(repr=False)
 class MeasurementResult(WorkReport):
-    """How a measurement ended; `described` is what is said of its table, nothing where there is none."""
+    """How a measurement ended; `described` is the description of its table, empty where there is none."""
 
     described: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
 
@@ -291,7 +291,7 @@ class ComparisonRow:
 
 
 def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | None) -> Parts:  # Any: JSON
-    """Return what the report says of an evaluation: what was compared, and the `tree` of its scores if it is there."""
+    """Return the parts of the report of an evaluation: what was compared, and the scores stored in `tree`, if any."""
     facts = {key: str(value) for key, value in described.items() if value is not None and key != SUMS}
     notes = (tree or {}).get("notes")
     items: list[Item] = [*stored_sheets(tree)] or [Sentence("There are no scores yet: they need all blocks.")]
@@ -309,7 +309,7 @@ def stored_sheets(tree: Mapping[str, Any] | None) -> list[Sheet]:  # Any: JSON
 
 
 def table_item(described: Mapping[str, Any] | None) -> Sheet | Sentence:  # Any: JSON
-    """Return the first rows of the table that is `described`, or that there is none yet."""
+    """Return the first rows of the table that is `described`, or a note that there is no table yet."""
     if not described:
         return Sentence("There is no table yet: it needs all blocks.")
     return Sheet(table_line(described), described["columns"], described["first_rows"], "The first rows.")
@@ -337,7 +337,7 @@ def page_of_many(
     sections = [PageSection("Comparison", [facts, *_warning_notes(map(VIOLATED.format, violations)), row_sheet(rows)])]
     compared = [(row.name, row.result) for row in rows if row.result is not None and row.rank]
     for name, result in compared[:1]:
-        sections.append(PageSection("How they were made", [_made(result), Sentence(f"This is of {name}.")]))
+        sections.append(PageSection("How they were made", [_made_item(result), Sentence(f"This is of {name}.")]))
     differing = [(name, result) for name, result in compared if not result.is_same]
     sections += sections_of(draft for name, result in differing[:most] for draft in result.pictures(1, f"{name}, "))
     num_open = sum(not row.is_complete for row in rows)
@@ -348,7 +348,7 @@ def page_of_many(
 
 
 def row_sheet(rows: Sequence[ComparisonRow]) -> Sheet:
-    """Return a line of each of many comparisons."""
+    """Return a table with a row for each of many comparisons."""
     return Sheet("Outputs, those that differ most first", lines.ROW_COLUMNS, [row.line for row in rows])
 
 
@@ -356,8 +356,8 @@ def _warning_notes(sentences: Iterable[str]) -> list[Item]:
     return [Sentence(sentence, "warning") for sentence in sentences]
 
 
-def _made(result: ComparisonResult) -> Item:
-    """Return what was done otherwise, or a sentence where nothing was."""
+def _made_item(result: ComparisonResult) -> Item:
+    """Return a table of how the makings of both outputs differ, or a note that they do not."""
     is_known = result.plan.made_a and result.plan.made_b
     alike = "Both were made alike: by the same recipe, net, weights and versions."
     return result.made or Sentence(alike if is_known else "Neither says how it was made.")

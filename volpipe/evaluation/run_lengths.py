@@ -100,14 +100,14 @@ class Nodes:
 
 
 def voxels_in(path: Path, block: int) -> np.ndarray:
-    """Return the voxels (nodes, 3) of the nodes in `block`, of those that are stored at `path`."""
+    """Return the voxels (nodes, 3) of those nodes stored at `path` that lie in `block`."""
     with np.load(path, allow_pickle=False) as arrays:
         start, stop = np.searchsorted(arrays["blocks"], [block, block + 1])
         return np.asarray(arrays["voxels"][start:stop])
 
 
 def voxels_of(skeletons: Skeletons, volume: Volume) -> np.ndarray:
-    """Return the voxel (z, y, x) of `volume` that each node lies in, int64; outside it, those that it would have."""
+    """Return the voxel (z, y, x) of `volume` that each node lies in, int64, counted on outside the volume."""
     assert volume.voxel_size_nm is not None
     places = (skeletons.positions - np.array(volume.origin_nm)) / np.array(volume.voxel_size_nm)
     return np.asarray(np.floor(np.clip(places + 0.5 + SLIVER, -(2.0**62), 2.0**62)).astype(np.int64))
@@ -119,7 +119,7 @@ def is_inside(voxels: np.ndarray, box: Box) -> np.ndarray:
 
 
 def check_extent(skeletons: Skeletons, volume: Volume, box: Box) -> list[str]:
-    """Refuse skeletons that do not lie in `box`; return what a user should know of where they do, in sentences.
+    """Refuse skeletons of which no node lies in `box`; return notes on where they lie and on their unit.
 
     Raises:
         PlanError: no node does, or positions are in another unit; with both extents.
@@ -182,7 +182,7 @@ class SkeletonTotal(Total):
     labels: np.ndarray
 
 
-def _run_lengths_of(total: SkeletonTotal) -> Values:
+def run_lengths_of(total: SkeletonTotal) -> Values:
     """Return the scores of a segmentation by skeletons; lengths in nm, NaN where there is no edge.
 
     They are: the expected run length, that of a perfect segmentation, and the first by the second (erl, max_erl, nerl);
@@ -224,7 +224,7 @@ def _run_lengths_of(total: SkeletonTotal) -> Values:
     }  # fmt: skip
 
 
-def _run_length_cells(values: Values, volume: object) -> Mapping[str, str]:
+def run_length_cells(values: Values, volume: object) -> Mapping[str, str]:
     num = sum(values[kind] for kind in EDGE_KINDS)
     return {
         "expected run length": f"{values['erl']:,.1f} nm, of at most {values['max_erl']:,.1f} nm",
@@ -235,10 +235,10 @@ def _run_length_cells(values: Values, volume: object) -> Mapping[str, str]:
     }
 
 
-def _run_length_tables(values: Values) -> list[Sheet]:
+def run_length_tables(values: Values) -> list[Sheet]:
     return part_sheet("Neurons", values.get("neurons") or ())
 
 
 RUN_LENGTH = Score(
-    "run_length", (SKELETONS,), _run_lengths_of, unit="nm", cells=_run_length_cells, tables=_run_length_tables
+    "run_length", (SKELETONS,), run_lengths_of, unit="nm", cells=run_length_cells, tables=run_length_tables
 )

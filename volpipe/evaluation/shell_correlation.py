@@ -29,7 +29,7 @@ Floats = np.ndarray  # float64
 
 
 def spectra_sums(block: ScoredBlock) -> Sums:
-    """Return the spectra of all cubes of a block, added up; what is left over at its end does not count."""
+    """Return the spectra of all whole cubes of a block, added up."""
     data, truth, spectra = block.data[block.own], block.truth[block.own], np.zeros(SHAPE)
     for index in np.ndindex(*(size // CUBE for size in data.shape)):
         cube = tuple(slice(i * CUBE, (i + 1) * CUBE) for i in index)
@@ -89,7 +89,7 @@ def resolutions(total: ImageTotal) -> Values:
     return {**dict(zip(CUTS, cuts, strict=True)), "curve": tuple(map(float, curves[0]))}
 
 
-def _resolution_cells(values: Values, volume: Volume | None) -> Mapping[str, str]:
+def resolution_cells(values: Values, volume: Volume | None) -> Mapping[str, str]:
     """Return each frequency, with its length in nm where the voxels of `volume` are cubes."""
     size = None if volume is None else volume.voxel_size_nm
     is_cube = size is not None and math.isclose(min(size), max(size), rel_tol=1e-3)
@@ -105,5 +105,5 @@ def _resolution_cells(values: Values, volume: Volume | None) -> Mapping[str, str
 
 
 FSC = Score(
-    "fsc", (IMAGE,), resolutions, unit="cycles per voxel", sums=spectra_sums, cells=_resolution_cells, caption=CAPTION
+    "fsc", (IMAGE,), resolutions, unit="cycles per voxel", sums=spectra_sums, cells=resolution_cells, caption=CAPTION
 )

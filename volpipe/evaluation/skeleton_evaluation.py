@@ -74,7 +74,7 @@ class SkeletonEvaluation(Evaluation):
 
     @property
     def placed(self) -> Volume:
-        """That of the output and its reference, paired voxel by voxel, of which the place is known."""
+        """The output, or else its reference, which has the same voxels: the one whose voxel size is known."""
         return self.output if self.output.voxel_size_nm is not None else self.reference
 
     def with_nodes(self, path: Path) -> SkeletonEvaluation:

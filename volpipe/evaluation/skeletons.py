@@ -67,7 +67,7 @@ class Skeletons:
 
     @property
     def fingerprint(self) -> str:
-        """The same for skeletons that are alike."""
+        """A hash of names, nodes and edges: equal skeletons have the same."""
         parts = ("\n".join(self.names).encode(), *(a.tobytes() for a in (self.neurons, self.positions, self.edges)))
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
@@ -99,7 +99,7 @@ def read_skeletons(path: str) -> Skeletons:
     return skeletons
 
 
-def _read(file: Location) -> bytes:
+def _skeleton_bytes(file: Location) -> bytes:
     data = paths.read(file, MOST_BYTES + 1)
     if data is None or len(data) > MOST_BYTES:
         why = "is not there" if data is None else f"is larger than {MOST_BYTES >> 20} MiB"
@@ -108,7 +108,7 @@ def _read(file: Location) -> bytes:
 
 
 def _linked(file: Location, ids: Sequence[Hashable], pairs: Iterable[tuple[Hashable, Hashable]]) -> np.ndarray:
-    """Return edges (edges, 2) as numbers of nodes, from `pairs` of their `ids`."""
+    """Return edges (edges, 2) between numbers of nodes, from `pairs` of the nodes' `ids`."""
     numbers = {name: i for i, name in enumerate(ids)}
     if len(numbers) < len(ids):
         double = next(name for i, name in enumerate(ids) if numbers[name] != i)
@@ -127,7 +127,7 @@ def _linked(file: Location, ids: Sequence[Hashable], pairs: Iterable[tuple[Hasha
 def _read_swc(files: Sequence[Location]) -> Skeletons:
     def parts() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         for file in files:
-            text = decoded(_read(file), errors="replace")
+            text = decoded(_skeleton_bytes(file), errors="replace")
             lines = [line.partition("#")[0].split() for line in text.splitlines()]
             rows = [line for line in lines if line]
             try:
@@ -141,9 +141,9 @@ def _read_swc(files: Sequence[Location]) -> Skeletons:
     return Skeletons.joined(parts())
 
 
-def _rows(file: Location, *columns: str) -> Iterator[dict[str, str]]:
+def _csv_rows(file: Location, *columns: str) -> Iterator[dict[str, str]]:
     """Yield the lines of a CSV by its columns, which must be there."""
-    reader = csv.DictReader(io.StringIO(decoded(_read(file), errors="replace")), skipinitialspace=True)
+    reader = csv.DictReader(io.StringIO(decoded(_skeleton_bytes(file), errors="replace")), skipinitialspace=True)
     header = [CATMAID.get(name.strip(), name.strip()) for name in reader.fieldnames or ()]
     missing = [name for name in columns if name not in header]
     if missing:
@@ -158,7 +158,7 @@ def _rows(file: Location, *columns: str) -> Iterator[dict[str, str]]:
 def _read_csv(files: Sequence[Location]) -> Skeletons:
     """Return the skeletons of one table, whose nodes name their parents, or of nodes and edges."""
     parent = ("parent",) if len(files) == 1 else ()
-    rows = list(_rows(files[0], "skeleton", "node", *parent, "x", "y", "z"))
+    rows = list(_csv_rows(files[0], "skeleton", "node", *parent, "x", "y", "z"))
     try:
         positions = np.array([[float(row[axis]) for axis in "zyx"] for row in rows]).reshape(-1, 3)
     except ValueError as error:
@@ -169,7 +169,7 @@ def _read_csv(files: Sequence[Location]) -> Skeletons:
     if parent:
         pairs = ((row["node"], row["parent"]) for row in rows if row["parent"].lower() not in ROOTS)
     else:
-        pairs = ((row["source"], row["target"]) for row in _rows(files[1], "source", "target"))
+        pairs = ((row["source"], row["target"]) for row in _csv_rows(files[1], "source", "target"))
     edges = _linked(files[-1], [row["node"] for row in rows], pairs)
     if (neurons[edges[:, 0]] != neurons[edges[:, 1]]).any():
         raise VolumeError(f"{files[-1]} has an edge between two skeletons; give both one name, or leave it out")
@@ -192,7 +192,7 @@ def _read_precomputed(folder: Location) -> Skeletons:
     def parts() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         for name in names:
             try:
-                data = _read(folder / name)
+                data = _skeleton_bytes(folder / name)
                 data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
                 num_nodes, num_edges = np.frombuffer(data, "<u4", 2).tolist()
                 nodes = np.frombuffer(data, "<f4", 3 * num_nodes, 8).reshape(-1, 3)

@@ -115,26 +115,26 @@ class Subject(ABC):
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """Names of the inputs that others than earlier stages of a flow may change."""
+        """Names of the inputs that no earlier stage of the flow makes, so that others may change them."""
         return ()
 
     @property
     def needs_whole_inputs(self) -> bool:
-        """Whether no block can be looked at before all that is read is written."""
+        """Whether all inputs must be written before the first block."""
         return self.checks_labels
 
     @property
     def identity(self) -> str:
-        """Everything that the results depend on, for times that are kept."""
+        """A text of everything that the results depend on: kept times are found by it."""
         return str(self.describe())
 
     @abstractmethod
     def inputs(self) -> Mapping[str, Volume]:
-        """Return what is read, by its names."""
+        """Return the volumes that are read, by name."""
 
     @abstractmethod
     def sums(self, block: int, session: str) -> BlockSums:
-        """Return what a block gives; `session` is of the driver."""
+        """Return the sums of a block; `session` names the driver's session, for which open volumes are kept."""
 
     def describe(self) -> dict[str, object]:
         """Return everything that the results depend on, as JSON values."""
@@ -145,25 +145,25 @@ class Subject(ABC):
         return {**places, **facts, **apart} | ({"incomplete": True} if is_incomplete else {})
 
     def describe_work(self) -> dict[str, object]:
-        """Return what the folder of the work is known by, as read from its file: nothing that changes by itself."""
+        """Return the description by which the work's folder is recognised, as its file has it; no fingerprints."""
         described: dict[str, object] = json.loads(json.dumps(self.describe() | self.describe_sums()))
         return {key: value for key, value in described.items() if key != FINGERPRINT}
 
     def describe_sums(self) -> dict[str, object]:
-        """Return what tells sums of blocks from those of another version, as JSON values."""
+        """Return the part of that description that tells sums of blocks from those of another version."""
         return {}
 
 
 def reduce_blocks(
     subject: Subject, units: Sequence[int], session: str = "", run: str | None = None
 ) -> Record[BlockSums]:
-    """Return the sums of blocks `units`, on a worker, whose sign of life goes to the folder `run`."""
+    """Return the sums of the blocks `units`; a worker calls it, and writes to the folder `run` that it is alive."""
     own = Reporter(None if run is None else Path(run), session, subject.own_box)
     return work_each(subject.stage, units, lambda block: subject.sums(block, session), BlockSums.joined, reporter=own)
 
 
 def tables(results: Results) -> Iterator[tuple[int, PlainOverlaps]]:
-    """Yield block and table of labels of all blocks."""
+    """Yield the number and the table of labels of each block."""
     return (entry for part in results() for entry in part.tables.items())
 
 
@@ -173,7 +173,7 @@ def read_block(volume: Volume, box: Box, session: str = "") -> np.ndarray:
 
 
 def type_range(volume: Volume) -> float | None:
-    """Return the greatest value less the least of whole numbers of 8 and 16 bits; other types say nothing of theirs."""
+    """Return the range of the type, of whole numbers of 8 and 16 bits; None of others, which have no usual range."""
     if not np.issubdtype(volume.dtype, np.integer) or volume.dtype.itemsize > 2:
         return None
     return float(np.iinfo(volume.dtype).max) - float(np.iinfo(volume.dtype).min)

@@ -31,7 +31,7 @@ def share_line(num: int, num_all: int) -> str:
 
 
 def part_sheet(title: str, parts: Sequence[Mapping[str, Any]]) -> list[Sheet]:  # Any: JSON
-    """Return the table of neurons or classes that are scored one by one, a row for each; nothing without any."""
+    """Return a table with a row for each neuron or class that is scored, in a list; an empty list without any."""
 
     def cell(value: object) -> str:
         return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from volpipe.blockwise.work import Observer, Place, Works
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.reporting.page import REPORT
+from volpipe.runs.held_work import HeldWork
 from volpipe.runs.report import Ending
-from volpipe.runs.work import HeldWork
 
 
 def ending_by(error: BaseException) -> Ending:

@@ -89,7 +89,8 @@ class Blends(Drawn):
 
     def __repr__(self) -> str:
         notes = "".join(f"\n{note}" for note in self.notes)
-        return f"<Blends of {self.net} at {self.box}, errors against the whole>\n{text_table(HEAD, self._rows)}{notes}"
+        table = text_table(HEAD, self._error_rows)
+        return f"<Blends of {self.net} at {self.box}, errors against the whole>\n{table}{notes}"
 
     def __getitem__(self, name: str) -> Blend:
         """Return the blend of that name."""
@@ -99,7 +100,7 @@ class Blends(Drawn):
         return by_name[name]
 
     @property
-    def _rows(self) -> list[list[str]]:
+    def _error_rows(self) -> list[list[str]]:
         return [
             [
                 blend.name, shape(blend.window), shape(blend.overlap), f"{blend.cost:.2f}", f"{blend.rmse:.3g}",
@@ -124,7 +125,7 @@ class Blends(Drawn):
 
     def _table(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return html_table(HEAD, self._rows, caption=f"{self.net} at {self.box}, errors against the whole") + notes
+        return html_table(HEAD, self._error_rows, caption=f"{self.net} at {self.box}, errors against the whole") + notes
 
 
 def blends(
@@ -139,7 +140,7 @@ def blends(
             f"net {plan.net.label} takes windows of {plan.net.fixed} voxels alone (0 is any), so that there is no "
             "whole to compare with; try_net and side_by_side compare two of its runs"
         )
-    box = _box(plan, at, size)
+    box = _blended_box(plan, at, size)
     with loaded(plan, device) as runner:
         normalise, more = normalisation(plan, source)
         whole = finish(plan, normalise, whole_of(plan, source, normalise, runner, box))
@@ -177,7 +178,7 @@ def _with_blend(recipe: Recipe, family: Family) -> Recipe:
     return recipe.model_copy(update={"windows": windows, "output": output})
 
 
-def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
+def _blended_box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box: without `at` around a corner where windows meet, without `size` half as large as a window."""
     whole, stride = plan.source.shape, triple(map(mul, plan.lattice.stride, plan.net.shrink))
     middle = checked_at(at, whole)

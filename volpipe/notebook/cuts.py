@@ -111,9 +111,9 @@ class Stack:
         spans = [_span(low, high, raster, a) for low, high, a in zip(region.low, region.high, axes, strict=True)]
         if not 0 <= index < raster.shape[axis] or any(first >= last for first, last in spans):
             return None
-        return self._read(region, level, index, spans)
+        return self._read_cut(region, level, index, spans)
 
-    def _read(self, region: Region, level: int, index: int, spans: list[tuple[int, int]]) -> Cut:
+    def _read_cut(self, region: Region, level: int, index: int, spans: list[tuple[int, int]]) -> Cut:
         """Return voxels of a slice, one for each pixel, from all chunks in sight or evenly spread ones of them."""
         volume, raster, (_, *axes) = self.levels[level], self.rasters[level], AXES[region.plane]
         sizes = [raster.voxel_size_nm[a] for a in axes]
@@ -125,13 +125,15 @@ class Stack:
         grids = [np.arange(first + (step - 1) // 2, last, step) for (first, last), step in along]
         data = np.zeros((volume.num_channels, len(grids[0]), len(grids[1])), volume.dtype)
         is_known = np.zeros(data.shape[1:], bool)
-        parts, share = _parts(volume, axes, grids)
+        parts, share = _parts_to_read(volume, axes, grids)
         for places in parts:
             start, stop = [index] * 3, [index + 1] * 3
             for a, grid, place in zip(axes, grids, places, strict=True):
                 start[a], stop[a] = int(grid[place][0]), int(grid[place][-1]) + 1
             box = Box(tuple(start), tuple(stop))
-            data[:, places[0], places[1]] = _flat(volume.crop(box), region.plane)[:, :: steps[0], :: steps[1]]
+            data[:, places[0], places[1]] = _turned_to_plane(volume.crop(box), region.plane)[
+                :, :: steps[0], :: steps[1]
+            ]
             is_known[places] = True
         low = [raster.origin_nm[a] + (first - 0.5) * n for a, (first, _), n in zip(axes, spans, sizes, strict=True)]
         high = [edge + len(g) * step * n for edge, g, step, n in zip(low, grids, steps, sizes, strict=True)]
@@ -143,14 +145,14 @@ def _nearest(place: float, raster: Raster, axis: int) -> int:
 
 
 def _span(low: float, high: float, raster: Raster, axis: int) -> tuple[int, int]:
-    """Return the first voxel between two edges, and that after the last."""
+    """Return the first voxel between two edges, and the one after the last."""
     first = _nearest(low, raster, axis)
     last = math.ceil((high - raster.origin_nm[axis]) / raster.voxel_size_nm[axis] + 0.5)
     return max(0, first), min(raster.shape[axis], last)
 
 
-def _parts(volume: Volume, axes: list[int], grids: list[np.ndarray]) -> tuple[list[tuple[slice, slice]], float]:
-    """Return what is read at a time, as places in both grids, and the share of the chunks in sight that is read.
+def _parts_to_read(volume: Volume, axes: list[int], grids: list[np.ndarray]) -> tuple[list[tuple[slice, slice]], float]:
+    """Return the parts of both grids that are read one after the other, and the share of the visible chunks in them.
 
     That is all at once where no chunk is in vain; else chunk by chunk, and where these are too many, one in so many.
     """
@@ -169,7 +171,7 @@ def _parts(volume: Volume, axes: list[int], grids: list[np.ndarray]) -> tuple[li
     return list(product(runs[0], runs[1])), math.prod(map(len, chosen)) / num_chunks
 
 
-def _flat(data: np.ndarray, plane: Plane) -> np.ndarray:
+def _turned_to_plane(data: np.ndarray, plane: Plane) -> np.ndarray:
     """Return voxels (c, z, y, x) of one slice as (c, down, across)."""
     axis, down, across = AXES[plane]
     flat: np.ndarray = data.take(0, axis + 1)
@@ -177,7 +179,7 @@ def _flat(data: np.ndarray, plane: Plane) -> np.ndarray:
 
 
 def _skips(counts: list[int], most: int) -> list[int]:
-    """Return of how many chunks one is read, along both axes, so that no more than `most` are, and at least one."""
+    """Return, for both axes, one in how many chunks is read, so that `most` chunks at most are read in all."""
     skips = [1, 1]
     while math.prod(-(-n // skip) for n, skip in zip(counts, skips, strict=True)) > max(1, most):
         longer = 0 if counts[0] / skips[0] >= counts[1] / skips[1] else 1

@@ -62,7 +62,7 @@ class Explorer:
             self.shades.append(self._measured(image))
 
     def _measured(self, image: Stack) -> Range:
-        """Return black and white of `image`: of one type the same, from the first slice of the first that has one."""
+        """Return the values that are black and white: those of an earlier image of the type, or measured on a slice."""
         dtype = image.levels[0].dtype
         for other, shades in zip(self.images, self.shades, strict=False):
             if other.levels[0].dtype == dtype:
@@ -112,7 +112,7 @@ class Explorer:
         return self._widget
 
     def _answer(self, widget: Any, message: Message, buffers: Any) -> None:  # Any: ipywidgets', buffers unused
-        """Send what the browser asks for, which waits for an answer: also for why there is none."""
+        """Send the browser the answer to its message, or the reason why there is none."""
         try:
             if message["kind"] == "open":
                 widget.send(self.scene())
@@ -206,7 +206,7 @@ def _has_widgets() -> bool:
 
 
 def _sparse_notes(sparse: Sequence[tuple[float, Stack]]) -> list[str]:
-    """Return what to say of volumes of which only a share of the chunks in sight is read, and what helps."""
+    """Return a note where only a share of the visible chunks is read, with what helps."""
     if not sparse:
         return []
     share = min(share for share, _ in sparse)

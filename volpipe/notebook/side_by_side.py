@@ -99,15 +99,15 @@ class SideBySide(Drawn):
     def __repr__(self) -> str:
         factors = zip(CALLED, self.factors, strict=True)
         enlarged = "".join(f", {name} enlarged {shape(factor)}" for name, factor in factors if factor != (1, 1, 1))
-        return f"<SideBySide of {self.names[0]} and {self.names[1]} at {self.box}{enlarged}: {self._numbers}>"
+        return f"<SideBySide of {self.names[0]} and {self.names[1]} at {self.box}{enlarged}: {self._number_line}>"
 
     @property
     def difference(self) -> np.ndarray:
         """b - a, float64; NaN where one of them is not finite."""
-        return _difference(self.a, self.b)
+        return _finite_change(self.a, self.b)
 
     @property
-    def _numbers(self) -> str:
+    def _number_line(self) -> str:
         noise = "" if self.psnr is None else f", PSNR {self.psnr:.2f} dB"
         bad = f", {self.num_nonfinite:,} voxels are not finite" if self.num_nonfinite else ""
         return f"RMSE {self.rmse:.4g}{noise}, largest {self.largest:.4g}, {100 * self.share:.3g} % differ{bad}"
@@ -159,7 +159,7 @@ def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size:
     second = _enlarged(other, factors[1], box.relative_to(shift))
     nm = divided(one.voxel, factors[0]) if one.unit == "nm" else None
     names = one.name, other.name
-    return SideBySide(squeezed(first), squeezed(second), names, box, factors, nm, **_scores(first, second))
+    return SideBySide(squeezed(first), squeezed(second), names, box, factors, nm, **_numbers_of(first, second))
 
 
 def image_of(value: object, called: str) -> Image:
@@ -191,7 +191,7 @@ def _volume_image(value: Volume) -> Image:
 
 
 def _report_image(report: Report | SegmentationResult) -> Image:
-    """Return the output of `report`; without a voxel size it lies in voxels of the volume that was read."""
+    """Return the output of `report` as an image; without a voxel size its place is in voxels of the run's input."""
     volume, plan = open_volume(report.plan.out), report.plan
     image, place = _volume_image(volume), (volume.voxel_size_nm, volume.origin_nm, plan.source.shape)
     if isinstance(report, SegmentationResult):
@@ -202,7 +202,7 @@ def _report_image(report: Report | SegmentationResult) -> Image:
 
 
 def _try_out_image(result: TryOut) -> Image:
-    """Return the output of `result`; without a voxel size it lies in voxels of its volume, as others of that do."""
+    """Return the output of `result` as an image; without a voxel size its place is in voxels of the tried volume."""
     image = _array_image(result.output, f"{result.facts.net} at {result.box}")
     image = replace(image, is_part=result.box.shape != result.volume_shape)
     place = result.out_voxel_size_nm, result.out_origin_nm, result.volume_shape
@@ -263,7 +263,7 @@ def _check_whole(one: Image, other: Image) -> None:
 
 
 def _by_shape(one: Image, other: Image, axis: int) -> Triple:
-    """Return the same as `_by_place`, where a voxel size is unknown: corners coincide."""
+    """Return how often voxels of both are repeated along `axis`, where their corners coincide, and 0 as the shift."""
     n, m = one.shape[axis], other.shape[axis]
     if max(n, m) % min(n, m):
         unknown = "a" if one.unit != "nm" else "b"
@@ -317,8 +317,8 @@ def _enlarged(image: Image, factor: Triple, box: Box) -> np.ndarray:
     return repeated(image.read(own), factor)[:, *box.relative_to(own.scaled(factor).start).slices]
 
 
-def _scores(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers of SideBySide, by name
-    change = _difference(a, b)
+def _numbers_of(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers of SideBySide, by name
+    change = _finite_change(a, b)
     finite = np.isfinite(change)
     squares = np.square(change[finite])
     num, total = squares.size, float(squares.sum())
@@ -333,7 +333,7 @@ def _scores(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers
     }
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _finite_change(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return b - a, float64; NaN where one of them is not finite."""
     finite = np.isfinite(a) & np.isfinite(b)
     zero = a.dtype.type(0), b.dtype.type(0)

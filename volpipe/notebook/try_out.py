@@ -169,7 +169,7 @@ def try_out(
     """Return what the net of `recipe` makes of a box of `volume`; arguments as of `volpipe.try_net`."""
     started = time.perf_counter()
     plan, source, notes = plan_whole(recipe, volume)
-    box = _box(plan, at, size)
+    box = _tried_box(plan, at, size)
     is_counted = count_peak_anew()
     with loaded(plan, device) as runner:
         normalise, more = normalisation(plan, source)
@@ -209,7 +209,7 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume) -> tuple[Plan, Volum
     return plan, resampled(source, plan.source.resampling), notes
 
 
-def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
+def _tried_box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box: without `at` in the middle of a window's core, which few windows reach."""
     shape, stride = plan.source.shape, triple(map(mul, plan.lattice.stride, plan.net.shrink))
     corner = tuple(a // s * s for a, s in zip(checked_at(at, shape), stride, strict=True))

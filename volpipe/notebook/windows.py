@@ -47,11 +47,11 @@ class WindowCosts:
     best: WindowCost | None
 
     def __repr__(self) -> str:
-        return f"<WindowCosts of {self.net}, halo {self.halo}>\n{text_table(HEAD, self._rows)}\n{self.advice}"
+        return f"<WindowCosts of {self.net}, halo {self.halo}>\n{text_table(HEAD, self._cost_rows)}\n{self.advice}"
 
     def _repr_html_(self) -> str:
         marked = None if self.best is None else self.costs.index(self.best)
-        table = html_table(HEAD, self._rows, caption=f"{self.net}, halo {self.halo}", marked=marked)
+        table = html_table(HEAD, self._cost_rows, caption=f"{self.net}, halo {self.halo}", marked=marked)
         return f"{table}<p>{html.escape(self.advice)}</p>"
 
     @property
@@ -73,7 +73,7 @@ class WindowCosts:
         return f"choose {' '.join(self.settings)}: {self.best.speed:,.0f} voxels per second"
 
     @property
-    def _rows(self) -> list[list[str]]:
+    def _cost_rows(self) -> list[list[str]]:
         return [
             [
                 shape(cost.window), str(cost.batch), "yes" if cost.channels_last else "",

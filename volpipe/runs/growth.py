@@ -35,7 +35,7 @@ from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.update import Again, rests_on
-from volpipe.runs.updates import BLOCKS, STAGE, Updated, to_ranges
+from volpipe.runs.update_records import BLOCKS, STAGE, Updated, to_ranges
 from volpipe.runs.verify import written
 
 log = logging.getLogger(__name__)
@@ -148,9 +148,9 @@ def _made_again(plan: Plan, old: Work) -> Again:
     """Return what of the output of `old` is to be made again, numbered as `plan` has it."""
     before, selection = old.plan, Selection(plan)
     schedule = RunSchedule(plan, selection)
-    blocks = _moved(before, plan, lambda each: each.blocks, _windows)
-    shards = set(_moved(before, plan, lambda each: each.shards(), _parts))
-    there = {shard for level, shard in written(old.records()) if level == 0}
+    blocks = _moved_cells(before, plan, lambda each: each.blocks, _window_weights)
+    shards = set(_moved_cells(before, plan, lambda each: each.shards(), _adding_blocks))
+    there = {shard for level, shard in written(old.records) if level == 0}
     for shard in range(len(before.shards())):  # sums of blocks that wait for it are not kept
         if shard not in there and not before.is_direct(shard):
             shards.add(plan.shards().number(before.shards().index(shard)))
@@ -160,12 +160,12 @@ def _made_again(plan: Plan, old: Work) -> Again:
         """Return the shards of a coarser level that the old face cut; there may be more levels now."""
         if level >= len(before.factors):
             return []
-        return _moved(before, plan, lambda each: each.shards(level), partial(_ends, level))
+        return _moved_cells(before, plan, lambda each: each.shards(level), partial(_shard_ends, level))
 
     return rests_on(changed, schedule, selection, filter(selection.is_unwritten, shards), cut)
 
 
-def _moved(
+def _moved_cells(
     before: Plan, now: Plan, grid_of: Callable[[Plan], Grid], facts: Callable[[Plan, int, int], object]
 ) -> list[int]:
     """Return the cells of a grid of `before`, ascending and numbered as `now` has them, of which some fact is another.
@@ -183,20 +183,20 @@ def _moved(
     return sorted(new.number(tuple(place)) for place in np.argwhere(flags).tolist())
 
 
-def _ends(level: int, plan: Plan, axis: int, shard: int) -> tuple[int, int]:
+def _shard_ends(level: int, plan: Plan, axis: int, shard: int) -> tuple[int, int]:
     """Return where shards of `level` at a place along `axis` end, and where what they show of the finer one does."""
     shards, finer = plan.shards(level), plan.shards(level - 1)
     stop = min((shard + 1) * shards.cell[axis], shards.shape[axis])
     return stop, min(stop * plan.step(level)[axis], finer.shape[axis])
 
 
-def _windows(plan: Plan, axis: int, block: int) -> list[tuple[int, int, bytes]]:
+def _window_weights(plan: Plan, axis: int, block: int) -> list[tuple[int, int, bytes]]:
     """Return the place and the weights along `axis` of each window of the blocks at `block`."""
     lattice, scale, windows = plan.lattice, plan.net.scale[axis], plan.lattice.windows_along(axis, block)
     spans = [(lattice.start_along(axis, i), span(plan.blend, lattice, axis, i, scale)) for i in windows]
     return [(start, each.start, each.weights.tobytes()) for start, each in spans]
 
 
-def _parts(plan: Plan, axis: int, shard: int) -> tuple[int, range]:
+def _adding_blocks(plan: Plan, axis: int, shard: int) -> tuple[int, range]:
     """Return where the shards at a place along `axis` end, and the places of the blocks that add to them."""
     return min((shard + 1) * plan.shard[axis], plan.out_shape[axis]), plan.blocks_along(axis, shard)

@@ -69,6 +69,9 @@ def written(name: str, value: object = None) -> str:
     return name if value is None else f"{name}={value}"
 
 
+PLAIN = RunOptions()
+
+
 def check_stages(only: object, follow: float | None) -> None:
     """Refuse for a recipe of stages what is for one net.
 

@@ -1,33 +1,32 @@
 """Work that makes the volume of a plan: its output and folder claimed, begun, closed, verified and shown alike.
 
-Not here: work in general (work), or what makes the voxels (workflow.driver, segmentation.driver).
+Not here: any work of a stage (stage_work), its parts (held_work, unit_records, output_files, output_pictures), or what
+makes the voxels (workflow.driver, segmentation.driver).
 """
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.journal import Attempt, read_records
+from volpipe.blockwise.journal import Attempt, Kinds
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
-from volpipe.geometry.grid import Box
-from volpipe.inference.output import create_output, grow_output, remove_leftovers, split_arrays, stored_box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.reporting.comparison import ShownOutput, slices_of
-from volpipe.reporting.overview import main_picture, overview_of, small_picture
-from volpipe.reporting.page import Draft, Item, Picture, Sentence
-from volpipe.runs.comparison import Comparison
-from volpipe.runs.options import RunOptions
+from volpipe.reporting.comparison import ShownOutput
+from volpipe.reporting.page import Draft, Item, Page, Sentence
+from volpipe.runs.input_comparison import InputComparison
+from volpipe.runs.options import PLAIN, RunOptions
+from volpipe.runs.output_files import OutputFiles
+from volpipe.runs.output_pictures import OutputPictures
 from volpipe.runs.pages import (
     Parts,
     Taken,
@@ -39,30 +38,15 @@ from volpipe.runs.pages import (
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin, begin_session, has_voxels, stored_fingerprint, unseal
+from volpipe.runs.presence import Presence
+from volpipe.runs.provenance import has_voxels, stored_fingerprint
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
-from volpipe.runs.updates import Updated, updates_in
-from volpipe.runs.verify import (
-    Recomputed,
-    Shard,
-    Verdict,
-    check_files,
-    check_present,
-    has_lost_files,
-    metadata_of,
-    written,
-)
-from volpipe.runs.work import (
-    PLAIN,
-    QUICK_BYTES,
-    SILENT,
-    JournalWork,
-    Listener,
-    StageWork,
-    WorkSession,
-    check_kind,
-)
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
+from volpipe.runs.standing import Act, Standing, WorkState
+from volpipe.runs.unit_records import UnitRecords, WorkSession
+from volpipe.runs.update_records import Updated, updates_in
+from volpipe.runs.verify import Recomputed, Shard, Verdict, check_present
 from volpipe.volumes.completeness import check_still_written
 from volpipe.volumes.identity import (
     Identity,
@@ -84,26 +68,64 @@ P = TypeVar("P", bound=OutputPlan)
 R = TypeVar("R")
 
 
-class OutputWork(JournalWork[R], Generic[P, R]):
+class OutputWork(StageWork[R], Generic[P, R]):
     """Work that makes the volume of a plan; arguments as of `StageWork`.
 
     Attributes:
         what, goes_on: the work and its command, in refusals.
+        kinds: of results, in the journal.
         prepasses: its stages in the journal that read the input and write nothing.
+        records: what the journal says of its units.
     """
 
     what: ClassVar[str]
     goes_on: ClassVar[str]
+    kinds: ClassVar[Kinds]
     prepasses: ClassVar[Collection[str]] = ()
     updates: tuple[Updated, ...] = ()  # of this session
-    _is_noted = False
+    _is_comparing = False
 
     def __init__(
         self, plan: P, options: RunOptions = PLAIN, listener: Listener = SILENT, folder: RunFolder | None = None
     ) -> None:
-        super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener)
-        self.plan, self.name = plan, plan.out
+        folder = folder or RunFolder.from_output(paths.locate(plan.out))
+        super().__init__(folder, options, listener, plan.out)
+        self.records = UnitRecords(folder, self.kinds, self.schedule, self.marks)
         self.inputs: dict[str, Identity] = {}
+        self.adopt(plan)
+
+    def adopt(self, plan: P) -> None:
+        """Let `plan` be that of the work: its own, or the one of a volume that has grown."""
+        self.plan, self.files = plan, OutputFiles(plan, self.records)
+        self.pictures = OutputPictures(plan, self.records, self.subject)
+
+    @abstractmethod
+    def schedule(self) -> Schedule:
+        """Return the stages that the journal speaks of, nothing of them done."""
+
+    def marks(self) -> Sequence[object]:
+        """Return what the schedule follows from, beside the journal, and may change."""
+        return ()
+
+    def grids(self) -> Mapping[str, Grid]:
+        """Return the stages whose units are the cells of a grid, for the map of blocks."""
+        return {}
+
+    def voxel_pictures(self, schedule: Schedule) -> Sequence[Draft]:
+        """Return the pictures of voxels; `schedule` has what is done and what is missing."""
+        return self.pictures.drafts(schedule)
+
+    def page(self, *, with_pictures: bool = True) -> Page:
+        pictures_of = self.voxel_pictures if with_pictures else None
+        return self.records.page(self.grids(), self.parts, pictures_of, is_settled=self.is_settled)
+
+    def witnesses(self) -> Sequence[Path]:
+        return self.records.witnesses
+
+    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
+        self.was_begun = self.is_begun
+        with self.records.session(name, presence, self.listener.on_progress, self.options.tolerated) as session:
+            return (yield from self.session_steps(session))
 
     @property
     def has_moved(self) -> bool:
@@ -134,7 +156,8 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         """Return what there is to say in the report's summary of how the output is made."""
         return {}
 
-    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+    def parts(self, taken: Taken, is_complete: bool) -> Parts:
+        """Return what this work says of itself in its report."""
         plan, remark = self.plan, self.remark if is_complete else ""
         planned = Planned.load(self.folder.path, plan.identity)
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
@@ -149,12 +172,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
-        arrays = self.plan.arrays
-        return [
-            _shard(array, *key, own)
-            for key, sums in written(self.records()).items()
-            for array, own in zip(arrays, split_arrays(sums), strict=True)
-        ]
+        return self.files.shards()
 
     def due(self, level: int) -> np.ndarray | None:
         """Return a flag for each shard of `level`, whether it is written in the end; None where all are."""
@@ -165,59 +183,6 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         """Return an array of the output and its input for pictures, with what `schedule` says is missing; None before
         it is known.
         """
-
-    def main_picture(self, title: str) -> Picture | None:
-        """Return a slice of the whole output, as far as it is written; None before there is one."""
-        subject = self._checked_subject(0, self.taken().schedule)
-        return None if subject is None else main_picture(subject, title)
-
-    def _checked_subject(self, place: int, schedule: Schedule) -> ShownOutput | None:
-        """Return the subject of an array, which knows what was written and is gone."""
-        array, files = self.plan.arrays[place], self.folder.journal
-        subject = self.subject(array, schedule)
-        if subject is None or not files.is_file() or files.stat().st_size > QUICK_BYTES:
-            return subject
-        sums = cache(self._written)
-
-        def is_gone(level: int, number: int) -> bool:
-            noted = sums().get((level, number), "")
-            return bool(noted) and has_lost_files(
-                self.plan.out, _shard(array, level, number, split_arrays(noted)[place])
-            )
-
-        return replace(subject, is_gone=is_gone)
-
-    def _written(self) -> dict[tuple[int, int], str]:
-        """Return the checksums of shards; none where the journal is damaged, which its tally says."""
-        try:
-            return written(self.records())
-        except RunError:
-            return {}
-
-    def thumbnail(self, edge: int) -> tuple[bytes, str] | None:
-        """Return a small slice of the whole output, which is complete, and its media type; None where there is none."""
-        subject = self.subject(self.plan.arrays[0], self.schedule())
-        if subject is None:
-            return None
-        return small_picture(replace(subject, is_missing=lambda level, shard: False), edge)
-
-    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
-        """Return slices of input and output, of each array; see `JournalWork`."""
-
-        subject_of = cache(lambda place: self._checked_subject(place, schedule))  # opened once for all pictures
-
-        def drawn(place: int, draw: Callable[[ShownOutput], Sequence[Item]]) -> Sequence[Item]:
-            subject = subject_of(place)
-            return draw(subject) if subject is not None else [Sentence("Nothing is computed yet.")]
-
-        drafts, arrays = list[Draft](), self.plan.arrays
-        for place, array in enumerate(arrays):
-            of = f" of {paths.locate(array.out).name}" if len(arrays) > 1 else ""
-            drafts += [
-                Draft(f"Slices{of}", partial(drawn, place, slices_of), f"Slices{of}"),
-                Draft(f"Overview{of}", partial(drawn, place, overview_of), f"Overview{of}"),
-            ]
-        return drafts
 
     @abstractmethod
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
@@ -236,21 +201,13 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         Raises:
             RunError: there is no journal, or nothing was written yet.
         """
-        if not self.folder.journal.is_file():
-            raise RunError(
-                f"{self.folder.path} holds no journal, which alone knows what the output's files should hold; restore "
-                "the folder, or give the command with --fresh to make both again"
-            )
+        self.files.check_journal()
         shards = self.shards()
         if not shards:
             raise RunError(
                 f"the {self.what} in {self.folder.path} has not written anything yet; run `{self.goes_on}` to continue"
             )
-        verdict = check_files(self.plan.out, shards, metadata_of(self.folder), self.plan.level_keys, is_fast=is_fast)
-        levels = [(self.due(level), len(self.plan.shards(level))) for level in range(len(self.plan.factors))]
-        num_due = sum(num if due is None else int(due.sum()) for due, num in levels)
-        verdict.num_unwritten = num_due - len(shards) // len(self.plan.arrays)
-        return verdict
+        return self.files.verify(shards, self.due, is_fast=is_fast)
 
     @abstractmethod
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[R]:
@@ -273,56 +230,33 @@ class OutputWork(JournalWork[R], Generic[P, R]):
 
     @property
     def is_compared(self) -> bool:
-        return self.is_begun and (bool(self.options.update) or self.is_uncompared)
+        return self.standing().act(self.asked).compares
 
     @property
     def is_settled(self) -> bool:
+        """Whether the schedule has all that there is to do for the input as it is."""
         return not self.is_uncompared
-
-    def write_metadata(self, provenance: dict[str, object], of_arrays: Sequence[dict[str, object]] = ()) -> None:
-        """Write the metadata of the output, first of all that it is not complete; voxels that exist stay.
-
-        Arguments are as of `create_output`.
-        """
-        with paths.reading_once():
-            begin(self.folder, self.plan, self.kinds)
-            if any(update.plan for update in updates_in(self.folder.journal, self.kinds)):  # the volume has grown
-                grow_output(self.plan)
-            create_output(self.plan, provenance, of_arrays)
 
     @abstractmethod
     def follow(self, old: P) -> Updated:
-        """Note in the journal that the volume has grown since the plan `old`."""
-
-    def _grow(self) -> None:
-        """Follow a volume that has grown, if the work can."""
-        old, grown = self.folder.load(type(self.plan)), self.grown()
-        if old is not None and grown is not None:
-            self.plan = grown
-            self.updates = (self.follow(old),)
+        """Sentence in the journal that the volume has grown since the plan `old`."""
 
     def await_change(self) -> None:
-        """Note that other work is about to change what this work reads: until it is compared it is not complete."""
+        """Sentence that other work is about to change what this work reads: until it is compared it is not complete."""
         paths.atomic_write(self.folder.uncompared, b"")
-        self.note_session()
+        self.files.note_session(self.options.site)
         plan = self.folder.load(type(self.plan))  # of a volume that has grown it is another, which follows later
-        if plan is not None and paths.exists(paths.locate(plan.out)):
-            unseal(plan, ())
-
-    def note_session(self) -> None:
-        """Note that this session works on the output, which is not sealed from then on."""
-        if not self._is_noted:
-            begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
-            self._is_noted = True
+        if plan is not None:
+            OutputFiles(plan, self.records).unseal(())
 
     def know_input(self) -> None:
-        """Note what the input is, where other work has written it by now."""
+        """Sentence what the input is, where other work has written it by now."""
         if self.feed is not None:
             self.inputs["volume"] = identify(self.plan.source.volume())
             store_identities(self.folder.inputs, self.inputs)
 
     @abstractmethod
-    def compared(self) -> Comparison:
+    def compared(self) -> InputComparison:
         """Return how the input compares with what was read, as far as the states of its files tell."""
 
     @abstractmethod
@@ -351,21 +285,19 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         self.updates += () if update is None else (update,)
         is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
         if self.updates or is_other:
-            self.note_session()
-            if paths.exists(paths.locate(self.plan.out)):
-                unseal(self.plan, self.updates)
-                if not self.updates:
-                    self.renew_metadata()
+            self.files.note_session(self.options.site)
+            if self.files.unseal(self.updates) and not self.updates:
+                self.renew_metadata()
         store_identities(self.folder.inputs, self.inputs)
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
-        if self.is_compared:
+        if self._is_comparing:
             yield from self.update_steps(session)
             self.folder.uncompared.unlink(missing_ok=True)
         if self.is_complete:
             check_present(self.plan.out, self.shards())
-            schedule = self.ledger().schedule
+            schedule = self.records.ledger().schedule
             assert isinstance(schedule, OutputSchedule)
             schedule.open_readers()
             return self.closed(session, None)
@@ -373,7 +305,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         pool: WorkerPool = yield POOL
         self.folder.store(self.plan)
         store_identities(self.folder.inputs, self.inputs)
-        self.note_session()
+        self.files.note_session(self.options.site)
         report = yield from self.phases(pool, session)
         yield RELEASED
         if self._needs_whole:  # it may have been updated meanwhile
@@ -381,27 +313,37 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         return self.closed(session, report)
 
     def claim(self) -> None:
-        """Make sure that folder, output and input are those of this plan; see `JournalWork`."""
+        """Make sure that folder, output and input are those of this plan; see `StageWork`."""
         self.check_update()
-        if self.options.update:
-            self._grow()
-        out, options, volumes = paths.locate(self.plan.out), self.options, self.volumes()
+        standing, asked, folder = self.standing(), self.asked, self.folder
+        if standing.act(asked) is Act.FOLLOW:
+            old, grown = folder.load(type(self.plan)), self.grown()
+            assert old is not None and grown is not None
+            self.adopt(grown)
+            self.updates = (self.follow(old),)
+            standing = self.standing()
+        act = standing.act(asked)
+        out, volumes = paths.locate(self.plan.out), self.volumes()
         self.check_written(volumes)
-        self.check_free()
+        if act is Act.REFUSE:
+            raise standing.refusal_of(asked)
         if isinstance(out, Remote):
             try_writing(out)
-        if options.fresh or self.folder.clearing.is_file():
+        if act is Act.CLEAR:
             self.clear()
-        self._clear_unstarted()
-        self.folder.settle(type(self.plan))
-        self.check_same()
-        if not paths.exists(out) and self.shards():
-            raise RunError(
-                f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
-            )
+        elif standing.state is WorkState.UNSTARTED and not folder.journal.is_file():
+            for path in (folder.inputs, folder.discards):
+                path.unlink(missing_ok=True)
+        folder.settle(type(self.plan))
         self.inputs = {what: identify(volume) for what, volume in volumes.items()}
-        if self.folder.journal.is_file() and not options.update:
-            self._check_inputs()
+        self._is_comparing = act.compares
+        if self.options.update or not folder.journal.is_file():
+            return
+        if standing.state is WorkState.UNWRITTEN and self.input_changes(self.inputs):
+            log.warning("the input is another than when %s was begun, which wrote nothing: it begins again", self.name)
+            self.clear()
+            return
+        self._check_inputs()
 
     def _check_inputs(self) -> None:
         """Refuse other inputs than those of what was begun.
@@ -434,79 +376,75 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         for what, volume in volumes.items() if self._needs_whole else ():
             volume.check_written(self.read_box if what == "volume" else None)
 
-    def check_free(self) -> None:
-        check_kind(self.folder, self.plan.FILE)
+    def foreign(self) -> RunError | None:
         out = paths.locate(self.plan.out)
+        if other := self.folder.other_work(self.plan.FILE):
+            return other
         if paths.exists(out) and not (self.folder.path / self.plan.FILE).is_file():
-            raise RunError(f"{out} exists and no {self.what} in {self.folder.path} made it; choose another --out")
+            return RunError(f"{out} exists and no {self.what} in {self.folder.path} made it; choose another --out")
+        return None
 
-    def check_same(self) -> None:
-        """Refuse to go on with another recipe or input: two outputs would be mixed."""
-        if not self.is_unstarted:
-            self.folder.check_same(self.plan, self.what)
+    def standing(self) -> Standing:
+        """Return how what is there stands to the plan; the input is compared later, by whoever goes on."""
+        folder, plan, out = self.folder, self.plan, paths.locate(self.plan.out)
+        if foreign := self.foreign():
+            return Standing(WorkState.FOREIGN, foreign)
+        if folder.clearing.is_file():
+            return Standing(WorkState.CLEARING)
+        try:
+            old = folder.load(type(plan))
+        except RunError as error:
+            return Standing(WorkState.DAMAGED, error)
+        if old is None:
+            return Standing(WorkState.FRESH)
+        is_unstarted = self._has_attempts_alone and not has_voxels(out)
+        if other := folder.difference(old, plan, self.what):
+            return Standing(WorkState.SUPERSEDED) if is_unstarted else self._standing_of_another(old, other)
+        is_unwritten = False
+        if not paths.exists(out) and not is_unstarted:
+            try:
+                is_unwritten = all(record.stage in self.prepasses for record in self.records)
+                is_lost = not is_unwritten and bool(self.shards())
+            except RunError as error:
+                return Standing(WorkState.LOST, error)
+            if is_lost:
+                lost = f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over"
+                return Standing(WorkState.LOST, RunError(lost))
+        if self.is_uncompared:
+            return Standing(WorkState.UNCOMPARED)
+        if is_unstarted:
+            return Standing(WorkState.UNSTARTED)
+        return Standing(WorkState.UNWRITTEN if is_unwritten else WorkState.BEGUN)
+
+    def _standing_of_another(self, old: P, other: RunError) -> Standing:
+        """Return how the output of the plan `old` stands, which is refused by the error `other` as long as it stays."""
+        try:
+            if self.grown() is not None:
+                return Standing(WorkState.GROWN, other)
+        except RunError as error:
+            return Standing(WorkState.UNFOLLOWABLE, other, error)
+        before, now = old.source, self.plan.source
+        is_same = (before.path, before.key) == (now.path, now.key) or not self.options.is_outside
+        is_there = old.out == self.plan.out and is_same
+        return Standing(WorkState.OUTDATED if is_there else WorkState.ELSEWHERE, other)
 
     @property
-    def is_outdated(self) -> bool:
-        """Whether another recipe made it, of the same volume where that is the user's; see `FolderWork`."""
-        old, plan = self.folder.load(type(self.plan)), self.plan
-        if old is None or old.identity == plan.identity or old.out != plan.out or self.is_unstarted:
-            return False
-        is_same = (old.source.path, old.source.key) == (plan.source.path, plan.source.key)
-        return (is_same or not self.options.is_outside) and self.grown() is None
-
-    @property
-    def is_unstarted(self) -> bool:
-        """Whether it was begun and ended before a task did something: refused, by the site perhaps, or interrupted."""
-        return self.is_begun and self._is_idle and not has_voxels(paths.locate(self.plan.out))
-
-    @property
-    def _is_idle(self) -> bool:
+    def _has_attempts_alone(self) -> bool:
         """Whether the journal knows of attempts alone, if of anything; one that is damaged may have known more."""
         try:
-            records = read_records(self.folder.journal, self.kinds)
-            return all(not record.done and isinstance(record.result, Attempt | None) for record in records)
+            return all(not record.done and isinstance(record.result, Attempt | None) for record in self.records)
         except RunError:
             return False
 
-    @property
-    def is_unwritten(self) -> bool:
-        """Whether it was begun and has written nothing: it ended before it had scanned and measured all."""
-        if not self.is_begun or paths.exists(paths.locate(self.plan.out)):
-            return False
-        journal = self.folder.journal
-        records = read_records(journal, self.kinds) if journal.is_file() else ()
-        return all(record.stage in self.prepasses for record in records)
-
-    def input_changes(self, *, same_input: bool, is_outside: bool) -> str:
-        """Return what differs between inputs as they are and as they were when the work began."""
-        before, lines = read_identities(self.folder.inputs) or {}, list[str]()
+    def input_changes(self, now: Mapping[str, Identity] | None = None) -> str:
+        """Return what differs between inputs as they are, or `now`, and as they were when the work began."""
+        options, before, lines = self.options, read_identities(self.folder.inputs) or {}, list[str]()
         for what, volume in self.volumes().items():
-            if what in before and (is_outside or what != "volume"):
-                now = identify(volume)
-                if not (same_input and is_alike(before[what], now)):
-                    lines += changes(before[what], now)
+            if what in before and (options.is_outside or what != "volume"):
+                identity = identify(volume) if now is None else now[what]
+                if not (options.same_input and is_alike(before[what], identity)):
+                    lines += changes(before[what], identity)
         return "; ".join(lines)
-
-    def _clear_unstarted(self) -> None:
-        """Clear the folder of work that has written nothing, so that it stands in nobody's way.
-
-        What was scanned or measured of the input counts, until that is another.
-        """
-        options = self.options
-        if not self.is_unstarted:
-            asked = {"same_input": options.same_input, "is_outside": options.is_outside}
-            if self.is_unwritten and not options.update and self.input_changes(**asked):
-                log.warning(
-                    "the input is another than when %s was begun, which wrote nothing: it begins again", self.name
-                )
-                self.clear()
-            return
-        old = self.folder.load(type(self.plan))
-        if old is not None and old.identity != self.plan.identity:
-            self.clear()
-        elif not self.folder.journal.is_file():
-            for path in (self.folder.inputs, self.folder.discards):
-                path.unlink(missing_ok=True)
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
         """Refuse an output that was made of one that is gone: it would be of another input."""
@@ -518,14 +456,7 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             )
 
     def clear(self) -> None:
-        """Delete the output, and then what the folder has of it: without, nobody would know any more whose it is.
-
-        After a kill at any moment nothing of either counts, and `claim` deletes the rest.
-        """
-        paths.atomic_write(self.folder.clearing, b"")
-        paths.delete(paths.locate(self.plan.out))
-        (self.folder.path / self.plan.FILE).unlink(missing_ok=True)  # what comes to the output's place is another's
-        self.folder.clear()
+        self.files.clear()
 
     @property
     def is_begun(self) -> bool:
@@ -536,15 +467,8 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         if not self.is_settled:
             return False
         old = self.folder.load(type(self.plan))
-        return old is not None and old.identity == self.plan.identity and self.ledger().schedule.is_complete
+        return old is not None and old.identity == self.plan.identity and self.records.ledger().schedule.is_complete
 
-    def clean(self) -> None:
-        """Delete what killed writers left in the output."""
-        for path in remove_leftovers(paths.locate(self.plan.out)):
-            log.info("deleted %s, which a killed writer left", path)
-
-
-def _shard(array: OutputPlan, level: int, number: int, sums: str) -> Shard:
-    """Return a shard of an array, with the checksums that were noted of its files."""
-    box = array.shards(level).box(number)
-    return Shard(array.folder, level, box, stored_box(array, box), sums)
+    @property
+    def share_left(self) -> float:
+        return 0.0 if self.is_complete else self.records.share_left

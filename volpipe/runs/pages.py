@@ -1,6 +1,6 @@
 """Parts of a report that all work has: how it stands, its command, what was planned, warnings, what is missing.
 
-Not here: which parts a kind of work has, in which order (work, and those that derive from it), tables of tasks
+Not here: which parts a kind of work has, in which order (output_work, evaluation.driver), tables of tasks
 (reporting.tasks), or HTML (reporting.render). Everything is read from the folder, so that a report can be made at any
 time, while a driver works or after it was killed.
 """
@@ -45,7 +45,7 @@ from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.seams import MEANING, blind_spot
-from volpipe.runs.updates import Updated
+from volpipe.runs.update_records import Updated
 from volpipe.units import bounded, brief, count, in_nm, listed, shape, size
 from volpipe.volumes.formats.container import METADATA_NAMES
 from volpipe.volumes.storage import paths
@@ -255,7 +255,7 @@ def planned_sheet(planned: Planned | None, tally: JournalTally, plan: OutputPlan
         ("time, first task to last", brief(planned.seconds), brief(taken)),
         ("time of all workers", brief(planned.worker_seconds), brief(total.seconds)),
         *(
-            (f"… {name}", brief(seconds), brief(_seconds(tally, name)))
+            (f"… {name}", brief(seconds), brief(_task_seconds(tally, name)))
             for name, seconds in planned.stage_seconds.items()
         ),
         ("read", bytes_of(planned.read_bytes), size(total.read_bytes)),
@@ -278,7 +278,7 @@ def planned_sheet(planned: Planned | None, tally: JournalTally, plan: OutputPlan
     return Sheet("Planned and taken", ("", "planned", "taken"), rows, caption)
 
 
-def _seconds(tally: JournalTally, stage: str) -> float:
+def _task_seconds(tally: JournalTally, stage: str) -> float:
     sums = tally.stages.get(stage)
     return 0.0 if sums is None else sums.seconds
 
@@ -369,16 +369,16 @@ def findings_facts(plan: OutputPlan) -> dict[str, str]:
     `provenance_facts` says where it cannot be asked.
     """
     try:
-        run = _table(read_provenance(plan.out).get("run"))
+        run = _as_mapping(read_provenance(plan.out).get("run"))
     except VolpipeError:
         return {}
-    facts, seams = dict[str, str](), _table(run.get("seams"))
+    facts, seams = dict[str, str](), _as_mapping(run.get("seams"))
     if seams:
         scores = ", ".join(f"{axis} {value:.2f}" for axis, value in seams.items())
         said = f"voxels differ across the faces of windows {scores} times as much as inside ({MEANING})"
         blind = blind_spot(plan) if isinstance(plan, Plan) else ""
         facts["seams"] = f"{said}; {blind}" if blind else said
-    clipped, kept = _table(run.get("clipped")), _table(run.get("kept"))
+    clipped, kept = _as_mapping(run.get("clipped")), _as_mapping(run.get("kept"))
     if clipped.get("voxels"):
         facts["clipped to the output's type"] = f"{clipped['voxels']:,} voxels, {clipped['share']:.2%} of the output"
     if any(kept.values()):
@@ -394,8 +394,8 @@ def provenance_facts(plan: OutputPlan) -> list[Item]:
         said = read_provenance(plan.out)
     except VolpipeError as error:
         return [Sentence(f"What the output says of its origin cannot be read: {error}", "warning")]
-    net, run, given = (_table(said.get(key)) for key in ("net", "run", "input"))
-    packages = ", ".join(f"{name} {version}" for name, version in _table(said.get("packages")).items())
+    net, run, given = (_as_mapping(said.get(key)) for key in ("net", "run", "input"))
+    packages = ", ".join(f"{name} {version}" for name, version in _as_mapping(said.get("packages")).items())
     entries: dict[str, str | Sequence[str]] = {
         "volpipe": str(said.get("version", "")),
         "Python": str(said.get("python", "")),
@@ -409,7 +409,7 @@ def provenance_facts(plan: OutputPlan) -> list[Item]:
     return [FactTable("Versions and origin", {name: value for name, value in entries.items() if value})]
 
 
-def _table(value: object) -> Mapping[str, object]:
+def _as_mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 

@@ -26,8 +26,8 @@ from volpipe.inference.selection import Selection, gather, scanned_box, store_se
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import updates_in
-from volpipe.runs.work import WorkSession
+from volpipe.runs.unit_records import WorkSession
+from volpipe.runs.update_records import updates_in
 from volpipe.runs.worker import RESULTS, Cells, Job, ScanStates, submitter
 from volpipe.volumes.file_states import KnownStates
 from volpipe.volumes.volume import open_volume
@@ -81,7 +81,7 @@ def known_normalisation(work: Work) -> Affine | None:
         return affine(choice, dtype, None)
     if kept := _kept_normalisation(work):
         return kept
-    records = [record for record in work.records() if record.stage in ("measure", "histogram")]
+    records = [record for record in work.records if record.stage in ("measure", "histogram")]
     for stage in ("measure", "histogram"):
         own = [record for record in records if record.stage == stage]
         if sum(len(record.done) for record in own) < len(work.plan.blocks):
@@ -131,7 +131,7 @@ def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
         RunError: nothing is selected any more.
     """
     plan, folder = work.plan, work.folder
-    moved = _moved(plan, folder)
+    moved = _moved_blocks(plan, folder)
     if moved.any():
         pool: WorkerPool = yield POOL
         job = Job(str(folder.path), plan.identity, session=session.name)
@@ -143,7 +143,7 @@ def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
     return selection
 
 
-def _moved(plan: Plan, folder: RunFolder) -> np.ndarray:
+def _moved_blocks(plan: Plan, folder: RunFolder) -> np.ndarray:
     """Return a flag for each block of the region: whether files that decide what of it is selected are not as then."""
     mask = None if plan.mask is None else KnownStates(open_volume(plan.mask.path, plan.mask.key).as_it_is)
     states, before = ScanStates(plan, KnownStates(plan.source.as_planned()), mask), dict[int, str]()
@@ -177,7 +177,7 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
         stage = fed(Stage(name, len(plan.blocks), doing=MEASURING), work.feed, plan.lattice.core_box)
         yield from _finish(session, stage, submitter(pool, job))
-        return join(r.result for r in work.records() if r.stage == name and isinstance(r.result, Statistics))
+        return join(r.result for r in work.records if r.stage == name and isinstance(r.result, Statistics))
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)

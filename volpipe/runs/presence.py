@@ -75,20 +75,20 @@ class Presence:
             self.note, stages={**self.note.stages, **stages}, part=part, seconds_left=seconds_left, waits=0.0
         )
         if was_waiting or time.monotonic() - self._last >= SECONDS:
-            self._write()
+            self._write_note()
 
     def wait(self, until: float) -> None:
         """Say now and then that nothing is done until then, seconds since 1970."""
         is_news, self.note = not self.note.waits, replace(self.note, waits=until, seconds_left=None)
         if is_news or time.monotonic() - self._last >= SECONDS:
-            self._write()
+            self._write_note()
 
     def leave(self, ended: str) -> None:
         """Say how the work ended."""
         self.note = replace(self.note, ended=ended, seconds_left=None, waits=0.0)
-        self._write()
+        self._write_note()
 
-    def _write(self) -> None:
+    def _write_note(self) -> None:
         self._last = time.monotonic()
         self.note = replace(self.note, at=time.time())
         write_note(self.path, self.note)
@@ -163,11 +163,11 @@ def find_driver(folder: Path, journal: Path) -> Driver:
         note = None
     words = HOLDER.match(holder.name)
     process, host, since, began = words.groups() if words else ("", "", "", None)
-    state, silence = _state(holder.is_held, host, note), _silence(note, journal)
+    state, silence = _driver_state(holder.is_held, host, note), _silence(note, journal)
     return Driver(state, process, host, since, note, silence, int(began or 0) / 1e9, holder.name)
 
 
-def _state(is_held: bool | None, host: str, note: Note | None) -> State:
+def _driver_state(is_held: bool | None, host: str, note: Note | None) -> State:
     if is_held:
         return "running"
     if note is not None and note.ended in ("ended", "stopped", "interrupted"):

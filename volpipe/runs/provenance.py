@@ -34,7 +34,7 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runs.presence import COMMAND
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session
-from volpipe.runs.updates import Updated, updates_in
+from volpipe.runs.update_records import Updated, updates_in
 from volpipe.runs.verify import metadata_sums, stored_flags
 from volpipe.volumes.completeness import joined, mark_complete, mark_incomplete, mark_written, written_boxes
 from volpipe.volumes.formats.container import (
@@ -128,7 +128,7 @@ def seal(
         if is_complete:
             mark_complete(paths.locate(group.out), format)
         elif only is not None:
-            mark_written(paths.locate(group.out), format, _written(group, plan, only))
+            mark_written(paths.locate(group.out), format, _written_boxes(group, plan, only))
     folders = ["", RUN_KEY, *(array.folder for array in plan.groups[1:]), *plan.level_keys]
     with Journal(folder.sessions, NOTES) as sessions:
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
@@ -148,7 +148,7 @@ def _write_run(plan: OutputPlan, attributes: Mapping[str, object]) -> None:
     merge_json(out / RUN_KEY / folders.run_file, folders.with_attributes({}, {RECORD: attributes}))
 
 
-def _written(plan: OutputPlan, whole: OutputPlan, only: Box) -> dict[str, list[Box]]:
+def _written_boxes(plan: OutputPlan, whole: OutputPlan, only: Box) -> dict[str, list[Box]]:
     """Return what is written of each level, with the shards that `only` touches, a box of the output `whole`."""
     grid = plan.shards()
     ends = zip(only.start, only.stop, whole.shards().cell, grid.cell, grid.shape, strict=True)
@@ -228,15 +228,15 @@ def _version(package: str) -> str | None:
 
 def stored_fingerprint(output: str | Path) -> str:
     """Return the fingerprint of the input that `output` names, "" where there is no output, or none that says it."""
-    return str(_stored(output, "input", "fingerprint") or "")
+    return str(_stored_value(output, "input", "fingerprint") or "")
 
 
 def stored_offsets(output: str | Path) -> object:
     """Return the offsets that `output` names for its channels, None where it is no output, or names none."""
-    return _stored(output, "recipe", "net", "offsets")
+    return _stored_value(output, "recipe", "net", "offsets")
 
 
-def _stored(output: str | Path, *keys: str) -> object:
+def _stored_value(output: str | Path, *keys: str) -> object:
     """Return the value that `output` has under `keys`, one inside the other; None where there is none."""
     try:
         value: object = read_provenance(output)

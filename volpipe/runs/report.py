@@ -15,7 +15,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.usage import Totals
 from volpipe.inference.intensity import ALL_FINITE, Nonfinite
 from volpipe.inference.selection import Selection
-from volpipe.runs.updates import Updated
+from volpipe.runs.update_records import Updated
 from volpipe.runs.worker import Inferred, Written
 from volpipe.tables import html_facts, html_table
 from volpipe.units import count, duration, size

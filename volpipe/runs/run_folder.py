@@ -45,6 +45,15 @@ class Metadata:
     checksums: dict[str, int]
 
 
+MARKS = {
+    "plan.json": "the run of a net",
+    "label.json": "a segmentation",
+    "evaluation.json": "an evaluation",
+    "comparison.json": "a comparison",
+    "comparisons.json": "comparisons of many outputs",
+    "measurement.json": "a measurement",
+}
+"""What a folder holds, by the file that says so."""
 NOTES = (Session, Metadata)  # the journal of sessions holds them
 
 
@@ -126,6 +135,11 @@ class RunFolder:
         """Return whether a plan of that kind was stored here, and the folder is not being cleared."""
         return (self.path / kind.FILE).is_file() and not self.clearing.is_file()
 
+    def other_work(self, mark: str) -> RunError | None:
+        """Return the refusal of a folder that holds work of another kind than that of the file `mark`, or None."""
+        others = [name for name in MARKS if name != mark and (self.path / name).is_file()]
+        return RunError(f"{self.path} holds {MARKS[others[0]]}; choose another --out") if others else None
+
     def load(self, kind: type[P]) -> P | None:
         """Return the plan of that kind that was stored here, or None; also where the folder is being cleared.
 
@@ -134,10 +148,12 @@ class RunFolder:
         """
         if not self.holds(kind):
             return None
-        grown = self._parse(self._next_plan(kind), kind)
-        return grown if grown is not None and self._has_followed(grown) else self._parse(self.path / kind.FILE, kind)
+        grown = self._parse_plan(self._next_plan(kind), kind)
+        return (
+            grown if grown is not None and self._has_followed(grown) else self._parse_plan(self.path / kind.FILE, kind)
+        )
 
-    def _parse(self, path: Path, kind: type[P]) -> P | None:
+    def _parse_plan(self, path: Path, kind: type[P]) -> P | None:
         try:
             return kind.model_validate_json(path.read_bytes())
         except FileNotFoundError:
@@ -198,17 +214,14 @@ class RunFolder:
         begun = plan.as_begun(old)
         return begun if begun.identity == old.identity else plan
 
-    def check_same(self, plan: OutputPlan, what: str) -> None:
-        """Refuse to go on with a `what`, such as "run", whose plan is not `plan`; going on would mix two outputs.
-
-        Raises:
-            RunError: with the keys that differ.
+    def difference(self, old: OutputPlan, plan: OutputPlan, what: str) -> RunError | None:
+        """Return the refusal to go on with a `what`, such as "run", of the plan `old`, by another one: two outputs
+        would be mixed. It names the keys that differ; None where none does.
         """
-        old = self.load(type(plan))
-        if old is None or old.identity == plan.identity:
-            return
+        if old.identity == plan.identity:
+            return None
         changes = "; ".join(old.changes(plan)) or "other sizes"
-        raise RunError(
+        return RunError(
             f"{self.path} holds a {what} with another recipe or input ({changes}); "
             "take that back to continue, choose another --out, or use --fresh to start over"
         )

@@ -1,6 +1,6 @@
 """An update: what of an output rests on voxels of its input that have changed, and is to be computed again.
 
-Not here: what the journal then says (updates), or the computing, which is that of any run that is not complete.
+Not here: what the journal then says (update_records), or the computing, which is that of any run that is not complete.
 
 A block has changed if it would read other voxels. All shards that it adds to are written again, and so every block that
 adds to one of these is computed again, for its sums are scratch and gone; what such a block adds to other shards is not
@@ -34,13 +34,13 @@ from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection, store_selection, store_unwritten
 from volpipe.inference.statistics import needs_measuring
-from volpipe.runs.comparison import LOOK, Comparison
+from volpipe.runs.input_comparison import LOOK, InputComparison
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, to_ranges, updates_in
+from volpipe.runs.unit_records import WorkSession
+from volpipe.runs.update_records import SEEN, STAGE, Updated, from_ranges, to_ranges, updates_in
 from volpipe.runs.verify import remove, written
-from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
 from volpipe.volumes.file_states import is_same
 from volpipe.volumes.identity import changes as differences
@@ -53,7 +53,7 @@ MEASURED_AGAIN = "the volume is measured again"
 
 
 def changed_blocks(
-    session: WorkSession, compared: Comparison, submit: Callable[[WorkerPool], Submit]
+    session: WorkSession, compared: InputComparison, submit: Callable[[WorkerPool], Submit]
 ) -> Steps[np.ndarray]:
     """Return a flag for each block, whether it has changed.
 
@@ -175,7 +175,7 @@ class Update:
 
     @cached_property
     def _schedule(self) -> RunSchedule:
-        schedule = self.work.ledger().schedule
+        schedule = self.work.records.ledger().schedule
         assert isinstance(schedule, RunSchedule)
         return schedule
 
@@ -280,5 +280,5 @@ def with_due(selection: Selection, work: Work, folder: RunFolder) -> tuple[Selec
     if not updates_in(folder.journal, RESULTS):
         return selection, ""
     due = np.ones(len(work.plan.shards()), bool)
-    due[[shard for level, shard in written(work.records()) if level == 0]] = False
+    due[[shard for level, shard in written(work.records) if level == 0]] = False
     return dataclasses.replace(selection, unwritten=due), store_unwritten(folder.path / DUE_FILE, due)

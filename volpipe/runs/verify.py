@@ -150,7 +150,9 @@ def check_present(output: str, shards: Sequence[Shard], *, is_thorough: bool = F
     if isinstance(paths.locate(output), Path):
         most = len(shards) if is_thorough else LOOKS
     chosen = rng.choice(len(shards), size=min(most, len(shards)), replace=False)
-    files = [file for i in sorted(chosen) for file, _ in _files(_header(output, shards[i]), shards[i])]
+    files = [
+        file for i in sorted(chosen) for file, _ in _files_of_shard(_header_of_shard(output, shards[i]), shards[i])
+    ]
     gone = [file for file in files if not paths.exists(file)]
     if gone:
         raise RunError(
@@ -161,7 +163,9 @@ def check_present(output: str, shards: Sequence[Shard], *, is_thorough: bool = F
 
 def has_lost_files(output: str, shard: Shard) -> bool:
     """Return whether a file of `shard` was written and is gone; its checksums are "" where it was not written."""
-    return bool(shard.sums) and any(not paths.exists(file) for file, _ in _files(_header(output, shard), shard))
+    return bool(shard.sums) and any(
+        not paths.exists(file) for file, _ in _files_of_shard(_header_of_shard(output, shard), shard)
+    )
 
 
 def remove(output: str, level: int, stored: Box) -> None:
@@ -170,12 +174,12 @@ def remove(output: str, level: int, stored: Box) -> None:
         paths.delete_file(file)
 
 
-def _header(output: str, shard: Shard) -> Header:
+def _header_of_shard(output: str, shard: Shard) -> Header:
     """Return the header of the level of `shard`."""
     return open_writer(str(paths.locate(output) / shard.array), level_key(shard.level)).header
 
 
-def _files(header: Header, shard: Shard) -> list[tuple[paths.Location, int]]:
+def _files_of_shard(header: Header, shard: Shard) -> list[tuple[paths.Location, int]]:
     """Return the files of `shard` that were written, each with its checksum."""
     files = checksums.stored_files(header, shard.stored)
     noted = zip(files, checksums.split(shard.sums), strict=True)
@@ -222,9 +226,9 @@ def _compare(output: str, shards: Sequence[Shard], look: Judge) -> tuple[list[st
     """Return the names in `output` of the files of `shards`, and those that are not as was noted."""
     out, differences, names = paths.locate(output), list[Difference](), list[str]()
     levels = {(shard.array, shard.level): shard for shard in shards}
-    headers = {level: _header(output, shard) for level, shard in levels.items()}
+    headers = {level: _header_of_shard(output, shard) for level, shard in levels.items()}
     for shard in shards:
-        for file, crc in _files(headers[shard.array, shard.level], shard):
+        for file, crc in _files_of_shard(headers[shard.array, shard.level], shard):
             look(differences, file, crc, f"{shard.array}/{level_key(shard.level)} {shard.box}".lstrip("/"))
             names.append(str(file.relative_to(out)))  # type: ignore[arg-type]  # both are of a kind
     return names, differences

@@ -34,7 +34,7 @@ from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join, measure_each
 from volpipe.inference.statistics import measure as measure_voxels
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, read_fingerprint
-from volpipe.runs.updates import LEVEL, SEEN, SHARDS, Units, Updated
+from volpipe.runs.update_records import SEEN, SHARDS, Entries, ShardEntries, UnitEntries, UnitResult, Updated
 from volpipe.units import count
 from volpipe.volumes.file_states import FileStates, read_still
 from volpipe.volumes.node_cache import through_cache
@@ -119,16 +119,16 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(UnitResult):
     """Result of a task that reads the input of blocks: the number of each, and the fingerprint of what was read."""
 
-    UNITS: ClassVar[Units] = {"seen": SEEN}
+    ENTRIES: ClassVar[Entries] = {"seen": UnitEntries(SEEN)}
 
     seen: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(UnitResult):
     """Result of a task that writes shards of an output.
 
     Attributes:
@@ -137,7 +137,7 @@ class Written:
             are none are left out.
     """
 
-    UNITS: ClassVar[Units] = {"checksums": LEVEL, "clipped_shards": SHARDS}
+    ENTRIES: ClassVar[Entries] = {"checksums": ShardEntries(), "clipped_shards": UnitEntries(SHARDS)}
 
     checksums: tuple[tuple[int, int, str], ...] = ()
     clipped_shards: tuple[tuple[int, int], ...] = ()
@@ -169,8 +169,9 @@ class Inferred(Written):
     """
 
     FINISHED: ClassVar[Mapping[str, str]] = {"shared": "reassemble"}  # these shards need no reassembly, being written
-    UNITS: ClassVar[Units] = {
-        **Written.UNITS, "shared": SHARDS, "nonfinite": "infer", "seen": SEEN, "clipped_blocks": "infer",
+    ENTRIES: ClassVar[Entries] = {
+        **Written.ENTRIES, "shared": UnitEntries(SHARDS), "nonfinite": UnitEntries("infer"),
+        "seen": UnitEntries(SEEN), "clipped_blocks": UnitEntries("infer"),
     }  # fmt: skip
 
     shared: tuple[int, ...] = ()
@@ -199,7 +200,7 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
         if job.plan.recipe.normalise.per_channel and len(data) > 1:
             return measure_each(data, job.bins)
         is_whole = is_finite(data) or reader.volume.resampling is not None  # a spline spreads NaN over all around
-        data = data if is_whole else _finite(job.selection, box, data)
+        data = data if is_whole else _finite_voxels(job.selection, box, data)
         return measure_voxels(data, job.bins[0] if job.bins else None)
 
     stage, reporter = (
@@ -209,7 +210,7 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
     return work_each(stage, units, one, join, job.check_session, reporter)
 
 
-def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
+def _finite_voxels(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
     """Return the voxels of `data` (c, z, y, x), in `box` of the volume, that are finite; all that are wanted must be.
 
     Raises:

@@ -39,18 +39,19 @@ from volpipe.reporting.comparison import ShownOutput
 from volpipe.reporting.histogram import read_sizes, sizes_chart
 from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done
-from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import grown_from
-from volpipe.runs.options import RunOptions
+from volpipe.runs.input_comparison import InputComparison, compare
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
-from volpipe.runs.updates import Updated
+from volpipe.runs.stage_work import SILENT, Listener
+from volpipe.runs.unit_records import WorkSession
+from volpipe.runs.update_records import Updated
 from volpipe.runs.verify import Recomputed, Verdict, judge, written
-from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession
 from volpipe.segmentation import tasks
 from volpipe.segmentation.estimate import forecast_labels
 from volpipe.segmentation.graph import check_size
@@ -306,7 +307,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
         """Yield random blocks, cut into fragments again; see `OutputWork`."""
-        blocks = sorted(block for level, block in written(self.records()) if level == 0)
+        blocks = sorted(block for level, block in written(self.records) if level == 0)
         yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
     def grown(self) -> SegmentPlan | None:
@@ -315,16 +316,16 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     def follow(self, old: SegmentPlan) -> Updated:
         return follow(self, old)
 
-    def compared(self) -> Comparison:
-        done = self.ledger().schedule.by_name["pieces"].done
-        return compare(self.records(), self.plan.source.as_planned(), self.plan.input_box, done)
+    def compared(self) -> InputComparison:
+        done = self.records.ledger().schedule.by_name["pieces"].done
+        return compare(self.records, self.plan.source.as_planned(), self.plan.input_box, done)
 
     def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
         return (yield from update_steps(self, session, self.compared()))
 
     def renew_metadata(self) -> None:
         self.know_input()
-        self.write_metadata(origin(self.plan, self.inputs["volume"].fingerprint))
+        self.files.write_metadata(origin(self.plan, self.inputs["volume"].fingerprint))
 
     def _note_painted(self) -> None:
         """Tell the task of the graph which labels are painted, by their digests in the journal."""
@@ -336,7 +337,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[SegmentationResult]:
         """Do the stages that are not done yet."""
-        plan, schedule, began = self.plan, self.resumed(), time.perf_counter()
+        plan, schedule, began = self.plan, self.records.resumed(), time.perf_counter()
         assert isinstance(schedule, SegmentSchedule)
         check_memory(plan, pool.worker_bytes)
         warn_of_room("labels and scratch", plan.most_bytes, plan.out, disk_limits(paths.locate(plan.out)))
@@ -354,7 +355,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
                 stage.look_again()
             yield from session.finish(schedule, submit, only=("solve", "number", "name", "graph"))
         if schedule.graph.num_done:
-            schedule = self.resumed()  # the graph is solved, which says what labels have to be painted
+            schedule = self.records.resumed()  # the graph is solved, which says what labels have to be painted
             assert isinstance(schedule, SegmentSchedule)
             schedule.paint.look_again()
             self.renew_metadata()
@@ -376,7 +377,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
                 dataclasses.replace(planned, seconds=times.seconds).store(self.folder.path)
 
     def _report(self, session: WorkSession, missing: list[Missing], seconds: float) -> SegmentationResult:
-        totals, result = self.ledger().totals, objects_of(self.folder)
+        totals, result = self.records.ledger().totals, objects_of(self.folder)
         return SegmentationResult(
             self.plan,
             self.folder.path,
@@ -404,7 +405,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def _tidy(self) -> None:
         """Delete what no update will need, and what killed writers left."""
-        self.clean()
+        self.files.clean()
         if not self.options.update:
             for name in (FRAGMENTS, EDGES, SOLVED, IDS):  # voxels last: without all files, they are made again
                 if (self.folder.path / name).exists():

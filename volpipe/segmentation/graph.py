@@ -24,7 +24,7 @@ import numpy as np
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import work_each, work_once
 from volpipe.errors import PlanError
-from volpipe.runs.updates import SHARDS, to_ranges
+from volpipe.runs.update_records import SHARDS, to_ranges
 from volpipe.segmentation.agglomerate import BATCH, ONE_BY_ONE_BYTES
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.solve import FIRST, NO_OBJECT, Frame, GraphPart, bytes_needed, solve

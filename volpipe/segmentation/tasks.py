@@ -34,7 +34,16 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.output import shards_behind, write_voxels
 from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
-from volpipe.runs.updates import SEEN, SHARDS, Remainder, Units, Updated, remainder
+from volpipe.runs.update_records import (
+    SEEN,
+    SHARDS,
+    Entries,
+    Remainder,
+    UnitEntries,
+    UnitResult,
+    Updated,
+    remainder,
+)
 from volpipe.runs.worker import Seen, Written
 from volpipe.segmentation.boundary_maps import VoxelBox, nearest_affinities, read_probabilities
 from volpipe.segmentation.edges import NO_PAIR, Edges, grouped
@@ -95,7 +104,7 @@ class SegmentJob:
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(UnitResult):
     """Numbers of things in blocks.
 
     Attributes:
@@ -117,14 +126,18 @@ class Counts:
 class FragmentCounts(Counts):
     """Number of fragments of blocks, and of their joins to neighbouring blocks."""
 
-    UNITS: ClassVar[Units] = {"blocks": "pieces", "seen": SEEN}
+    ENTRIES: ClassVar[Entries] = {
+        "blocks": UnitEntries("pieces"), "seen": UnitEntries(SEEN),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class EdgeCounts(Counts):
     """Number of joins and of edges of blocks' fragments."""
 
-    UNITS: ClassVar[Units] = {"blocks": "edges", "seen": SEEN}
+    ENTRIES: ClassVar[Entries] = {
+        "blocks": UnitEntries("edges"), "seen": UnitEntries(SEEN),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,7 +169,9 @@ class Painted(Written):
         labels: block and digest of what was painted.
     """
 
-    UNITS: ClassVar[Units] = {**Written.UNITS, "labels": SHARDS}
+    ENTRIES: ClassVar[Entries] = {
+        **Written.ENTRIES, "labels": UnitEntries(SHARDS),
+    }  # fmt: skip
 
     labels: tuple[tuple[int, str], ...] = ()
 

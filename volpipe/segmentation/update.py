@@ -1,9 +1,9 @@
 """An update of a segmentation: blocks whose input has changed, and what rests on them.
 
-Not here: how files and voxels are compared (runs.update), or the journal's records (runs.updates). Fragments of changed
-blocks are made again, the edges of these and of their neighbours, the boxes of the graph around them, and the names of
-all. With the objects the journal takes back the labels that have changed, by the digests of the fragments and names of
-each block::
+Not here: how files and voxels are compared (runs.update), or the journal's records (runs.update_records). Fragments of
+changed blocks are made again, the edges of these and of their neighbours, the boxes of the graph around them, and the
+names of all. With the objects the journal takes back the labels that have changed, by the digests of the fragments and
+names of each block::
 
     blocks                |  0  |  1  | *2* |  3  |  4  |      2 has changed
     fragments                         | *2* |
@@ -26,12 +26,12 @@ import numpy as np
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.work import Steps
 from volpipe.geometry.grid import Box
-from volpipe.runs.comparison import Comparison
 from volpipe.runs.growth import grow
+from volpipe.runs.input_comparison import InputComparison
 from volpipe.runs.output_work import OutputWork
+from volpipe.runs.unit_records import WorkSession
 from volpipe.runs.update import changed_blocks
-from volpipe.runs.updates import SEEN, STAGE, Updated, to_ranges
-from volpipe.runs.work import WorkSession
+from volpipe.runs.update_records import SEEN, STAGE, Updated, to_ranges
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, SOLVED, SegmentJob, submitter
 
@@ -39,7 +39,7 @@ Work = OutputWork[SegmentPlan, Any]  # Any: the result of a segmentation
 log = logging.getLogger(__name__)
 
 
-def update_steps(work: Work, session: WorkSession, compared: Comparison) -> Steps[Updated | None]:
+def update_steps(work: Work, session: WorkSession, compared: InputComparison) -> Steps[Updated | None]:
     """Find what has changed in the input of `work`, and take back in its journal what rests on it; None: nothing.
 
     Raises:

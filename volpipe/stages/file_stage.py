@@ -19,11 +19,12 @@ from volpipe.recipes.toml import Section
 from volpipe.recipes.workflow import FlowStage, Makes
 from volpipe.reporting.page import Page
 from volpipe.reporting.tally import JournalTally
-from volpipe.runs.options import RunOptions
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.pages import Parts, Several, page_of
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
-from volpipe.runs.work import PLAIN, SILENT, Listener, StageWork, check_kind
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
+from volpipe.runs.standing import Act, Asked, Standing, WorkState
 from volpipe.stages.kind import Planning, StagePlan
 from volpipe.units import duration
 from volpipe.volumes.identity import changes, identify, read_identities, store_identities
@@ -86,8 +87,8 @@ class FileWork(StageWork[FileReport]):
     """The work of a stage whose output is a file; arguments as of `StageWork`."""
 
     def __init__(self, stage: FileStage, options: RunOptions, listener: Listener) -> None:
-        super().__init__(stage.folder, options, listener)
-        self.plan, self.to, self.name = stage.plan, stage.out, str(stage.out)
+        super().__init__(stage.folder, options, listener, str(stage.out))
+        self.plan, self.to = stage.plan, stage.out
         self.find: Callable[[Listener], Steps[Any]] = stage.find  # Any: JSON values
 
     @property
@@ -108,8 +109,19 @@ class FileWork(StageWork[FileReport]):
     def share_left(self) -> float:
         return 0.0 if self.is_complete else 1.0
 
-    def check_free(self) -> None:
-        check_kind(self.folder, "")
+    @property
+    def asked(self) -> Asked:
+        return Asked.FRESH if self.options.fresh else Asked.REMAKE
+
+    def foreign(self) -> RunError | None:
+        return self.folder.other_work("")
+
+    def standing(self) -> Standing:
+        if foreign := self.foreign():
+            return Standing(WorkState.FOREIGN, foreign)
+        if not self.is_begun:
+            return Standing(WorkState.FRESH)
+        return Standing(WorkState.COMPLETE if self.is_complete else WorkState.OUTDATED)
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
         """Forget what was found in an output that is not complete, or is made anew."""
@@ -122,15 +134,16 @@ class FileWork(StageWork[FileReport]):
 
     def claim(self) -> None:
         """Forget what was found in another volume, or in one that changed since: it is found anew."""
-        self.check_free()
+        standing = self.standing()
+        if standing.act(self.asked) is Act.REFUSE:
+            raise standing.refusal_of(self.asked)
         now = {"input": identify(self.plan.volume)} if self.options.is_outside else {}
         before = None
         with suppress(RunError):  # damaged
             before = read_identities(self.folder.inputs)
-        is_same = (
-            before is not None and before.keys() == now.keys() and not any(changes(before[n], now[n]) for n in now)
-        )
-        if self.options.fresh or not (self.is_complete and is_same):
+        if before is None or before.keys() != now.keys() or any(changes(before[n], now[n]) for n in now):
+            standing = Standing(WorkState.CHANGED)
+        if standing.act(self.asked) is Act.CLEAR:
             self.clear()
         store_identities(self.folder.inputs, now)
 

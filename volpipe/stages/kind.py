@@ -27,10 +27,10 @@ from volpipe.recipes.toml import Section
 from volpipe.recipes.training import TrainRecipe
 from volpipe.recipes.workflow import VOLUME, FlowStage, Link, Makes, Tree
 from volpipe.reporting.page import Draft, Item, Page
-from volpipe.runs.options import RunOptions
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, Listener, StageWork
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
 from volpipe.stages.entry import Entry
 from volpipe.stages.needs import ResourceNeeds
 from volpipe.stages.sizing import Sizing
@@ -180,7 +180,7 @@ class StagePlan(ABC):
 
         def drawn() -> list[Item]:
             work = cls.stored(entry.run)
-            picture = None if work is None else work.main_picture(entry.name)
+            picture = None if work is None else work.pictures.main(entry.name)
             return [] if picture is None else [picture]
 
         return [Draft(f"Output of stage {entry.name}", drawn, OUTPUTS)]
@@ -233,9 +233,9 @@ class StagePlan(ABC):
         assert self.maker is not None
         return self.maker(self.plan, options, listener, self.folder)
 
-    def output_work(self) -> OutputWork[Any, Any] | None:
+    def output_work(self, options: RunOptions = PLAIN) -> OutputWork[Any, Any] | None:
         """Return its work, where that makes a volume; else None."""
-        return None if self.maker is None else self.maker(self.plan, folder=self.folder)
+        return None if self.maker is None else self.maker(self.plan, options, folder=self.folder)
 
     @property
     def voxels_per_block(self) -> float:

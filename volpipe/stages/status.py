@@ -153,7 +153,7 @@ class Looker(Protocol):
 
 def output_status(work: OutputWork[Any, Any], driver: Driver, kind: str) -> Status:
     """Return how far the `work` on a volume is, of that `kind`: by its journal, and by what is there of its output."""
-    ledger, out, is_complete = work.ledger(), work.plan.out, work.is_complete
+    ledger, out, is_complete = work.records.ledger(), work.plan.out, work.is_complete
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in ledger.schedule.shown}
     if driver.is_at_work and driver.note is not None:  # it alone knows what is in flight, and of some stages at all
         noted = driver.note.stages

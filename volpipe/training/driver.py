@@ -34,10 +34,11 @@ from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, TrainRecipe
 from volpipe.reporting.page import REPORT
+from volpipe.runs.held_work import Counts, HeldWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import Ending
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Counts, HeldWork
+from volpipe.runs.standing import Act, Asked, Standing, WorkState
 from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data, identities
 from volpipe.training.logs import last_step
@@ -157,10 +158,6 @@ def is_complete(folder: Path, recipe: TrainRecipe) -> bool:
     return (folder / WEIGHTS).is_file() and newest_step(folder) >= recipe.train.steps
 
 
-class TrainingFailed(RunStopped):
-    """One training cannot go on; others may."""
-
-
 def claim_folder(folder: RunFolder, file: str, *, fresh: bool) -> None:
     """Clear the folder of one training or many if the user asked for a fresh start, and refuse one with other files.
 
@@ -170,12 +167,37 @@ def claim_folder(folder: RunFolder, file: str, *, fresh: bool) -> None:
     Raises:
         RunError: with one of the files.
     """
-    path = folder.path
     if fresh:
         folder.clear()
+    if occupied := others_in(folder.path, file):
+        raise occupied
+
+
+def others_in(path: Path, file: str) -> RunError | None:
+    """Return the refusal of a folder that holds other files than a training's, and no `file`, by which it is known."""
     others = [entry.name for entry in path.iterdir() if entry.name not in BOOKKEEPING]
-    if others and not (path / file).is_file():
-        raise RunError(f"{path} holds {others[0]} and no {file}; choose another --out, or use --fresh to delete it")
+    if not others or (path / file).is_file():
+        return None
+    return RunError(f"{path} holds {others[0]} and no {file}; choose another --out, or use --fresh to delete it")
+
+
+def training_standing(folder: Path, training: Training) -> Standing:
+    """Return how the training in `folder` stands to `training`; of its volumes nothing is compared."""
+    if occupied := others_in(folder, TRAINING_FILE):
+        return Standing(WorkState.OCCUPIED, occupied)
+    try:
+        old, step = Training.load(folder), newest_step(folder)
+    except RunError as error:
+        return Standing(WorkState.DAMAGED, error)
+    if old is None:
+        return Standing(WorkState.FRESH)
+    if not step:
+        return Standing(WorkState.UNSTARTED if old.recipe == training.recipe else WorkState.SUPERSEDED)
+    try:
+        old.check_same(training, step)
+    except RecipeError as error:
+        return Standing(WorkState.OUTDATED, error)
+    return Standing(WorkState.COMPLETE if is_complete(folder, training.recipe) else WorkState.BEGUN)
 
 
 def training_work(
@@ -195,7 +217,7 @@ def training_work(
     return HeldWork(
         "training", folder, claim=partial(_claim_training, folder, training, known, fresh=fresh, same_input=same_input),
         held_steps=partial(_take_steps, folder, training, on_step), page=partial(training_page, folder),
-        witnesses=[folder.path / LOSSES, folder.journal], counts=counts,
+        witnesses=lambda: [folder.path / LOSSES, folder.journal], counts=counts,
     )  # fmt: skip
 
 
@@ -210,12 +232,15 @@ def _claim_training(
         RecipeError: with the keys that differ, or the net whose code does.
         RunError: with what differs of a volume.
     """
-    claim_folder(folder, TRAINING_FILE, fresh=fresh)
-    recipe, old, step, file = training.recipe, Training.load(folder.path), newest_step(folder.path), folder.inputs
-    check_continued(folder.path, training)
-    if old is not None and not step and old.recipe != recipe:
+    asked, standing = Asked.FRESH if fresh else Asked.RESUME, training_standing(folder.path, training)
+    act = standing.act(asked)
+    if act is Act.REFUSE:
+        raise standing.refusal_of(asked)
+    if act is Act.CLEAR:
         folder.clear()
-    is_begun, was_complete = bool(old is not None and step), is_complete(folder.path, recipe)
+        standing = Standing(WorkState.FRESH)
+    recipe, file, was_complete = training.recipe, folder.inputs, standing.state is WorkState.COMPLETE
+    is_begun = was_complete or standing.state is WorkState.BEGUN
     may_continue = is_begun and recipe.train.continue_steps and not training.is_trial
     if was_complete and not may_continue:
         return
@@ -228,7 +253,7 @@ def _claim_training(
     if changed := input_changes(file, inputs, accept=same_input) if may_continue else {}:
         check_recipes([recipe], Path(training.search_path))
         (folder.path / WEIGHTS).unlink(missing_ok=True)  # first, for by them it is complete
-        further = training.resumed(folder.path).continued(step, changed)
+        further = training.resumed(folder.path).continued(newest_step(folder.path), changed)
         steps, last = further.recipe.train.steps, further.rounds[-1]
         log.warning("the training continues to step %d, %s", steps, last, extra=NOTICE)
         further.store(folder.path)  # before the identities: after a kill between the two, this round is begun again
@@ -277,7 +302,7 @@ def trained(folder: Path, training: Training, session: str, on_step: Callable[[i
 
     Raises:
         SiteError: fewer workers than ranks.
-        TrainingFailed: the attempts fail again and again after the same checkpoint.
+        RunStopped: the attempts fail again and again after the same checkpoint; other trainings can go on.
     """
     pool: WorkerPool = yield POOL
     ranks = training.recipe.train.ranks
@@ -310,7 +335,7 @@ def trained(folder: Path, training: Training, session: str, on_step: Callable[[i
             raise
         reason = error.detail or phase.reasons[STAGE, 0]
         sentence = f"the training stops after step {newest_step(folder)}: {message_of(reason)}"
-        raise TrainingFailed(sentence, error.detail) from error
+        raise RunStopped(sentence, error.detail, others_go_on=True) from error
 
 
 @dataclass

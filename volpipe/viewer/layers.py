@@ -46,7 +46,7 @@ LEAST_SHARED = 1 / 4  # of the wider range of greys that both images have, below
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer.
+    """A layer of the viewer: a volume, a difference, or the progress of a run.
 
     Attributes:
         name: for people, no two alike.
@@ -77,7 +77,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Scene:
-    """All layers: of the inputs, of the output, then what is derived; and what a user should know of them."""
+    """All layers, of the inputs, of the output and those derived of them, and notes for the user."""
 
     layers: tuple[Layer, ...]
     notes: tuple[str, ...] = ()
@@ -98,11 +98,11 @@ def open_scene(output: str | Path | Volume, volumes: Sequence[str | Path | Volum
     places: Sequence[str | Path | Volume] = [output]
     if not isinstance(output, Volume):
         places = outputs_of(str(output)) or places
-    inputs = [_layer(place, notes) for place in volumes]
-    layers = _named(_shaded([*inputs, *(_layer(place, notes) for place in places)]))
+    inputs = [_volume_layer(place, notes) for place in volumes]
+    layers = _with_own_names(_shaded([*inputs, *(_volume_layer(place, notes) for place in places)]))
     images = [layer for layer in layers[: len(inputs)] if layer.style.is_grey]
-    derived = [_difference(images[0], layer, notes) for layer in layers[len(inputs) :] if images]
-    derived += [_progress(layer) for layer in layers]
+    derived = [_difference_layer(images[0], layer, notes) for layer in layers[len(inputs) :] if images]
+    derived += [_progress_layer(layer) for layer in layers]
     found = (layer for layer in derived if layer is not None)
     return with_shades(Scene((*layers, *found), tuple(dict.fromkeys(notes))))
 
@@ -113,14 +113,14 @@ def with_shades(scene: Scene) -> Scene:
     return replace(
         scene,
         layers=tuple(
-            replace(layer, shades=_changes(layer)) if layer.style.has_changes and layer.shades is None else layer
+            replace(layer, shades=_change_range(layer)) if layer.style.has_changes and layer.shades is None else layer
             for layer in layers
         ),
     )
 
 
-def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
-    """Return the layer of one volume, its shades still to be found."""
+def _volume_layer(place: str | Path | Volume, notes: list[str]) -> Layer:
+    """Return the layer of one volume, without shades: these are measured later."""
     volume = (place if isinstance(place, Volume) else open_volume(place)).as_it_is
     run = _run_of(volume, notes)
     as_labels = is_labels(volume)
@@ -139,7 +139,7 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
 
 
 def _source(volume: Volume, run: OutputWatch | None, *, as_labels: bool) -> Source:
-    """Return what is served of `volume`: a whole folder of Neuroglancer's own format as it lies."""
+    """Return the source that serves `volume`: our reader, or the folder itself in Neuroglancer's format."""
     folder = absolute(volume.path)
     if run is not None:
         return decoded(volume, as_labels=as_labels, written=run.written)
@@ -176,7 +176,7 @@ def _shaded(layers: Sequence[Layer]) -> list[Layer]:
     known: dict[str, Range] = {}
     for layer in layers:
         key = scale_of(layer)
-        if key is not None and key not in known and (shades := layer.shades or _shades(layer)) is not None:
+        if key is not None and key not in known and (shades := layer.shades or _grey_range(layer)) is not None:
             known[key] = shades
     keys = list(map(scale_of, layers))
     return [
@@ -185,14 +185,14 @@ def _shaded(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def scale_of(layer: Layer) -> str | None:
-    """Return what images must share to have the same greys; None of what is no image of ours."""
+    """Return the key that images with the same greys share; None of a layer that has no greys."""
     if not layer.style.has_greys or layer.volume is None:
         return None
     return f"{layer.style.name} {layer.volume.dtype}"
 
 
-def _shades(layer: Layer) -> Range | None:
-    """Return the values to show black and white; None of an output of which nothing is written yet."""
+def _grey_range(layer: Layer) -> Range | None:
+    """Return the values that are shown black and white; None of an output of which nothing is written yet."""
     assert layer.volume is not None
     volume, run, values = layer.volume, layer.run, list[np.ndarray]()
     parts = sample_parts(volume, seconds=SECONDS) if run is None else _written_parts(volume, run)
@@ -208,7 +208,7 @@ def _written_parts(volume: Volume, run: OutputWatch) -> Iterator[np.ndarray]:
         yield reader.read(part_around(box, middle_of(box), (EDGE,) * 3))
 
 
-def _named(layers: Sequence[Layer]) -> list[Layer]:
+def _with_own_names(layers: Sequence[Layer]) -> list[Layer]:
     """Return `layers` with names of which no two are alike."""
     names: list[str] = []
     for layer in layers:
@@ -219,7 +219,7 @@ def _named(layers: Sequence[Layer]) -> list[Layer]:
     return [replace(layer, name=name) for layer, name in zip(layers, names, strict=True)]
 
 
-def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
+def _difference_layer(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     """Return the layer of output minus input; None, with a note, where there is none to show."""
     if not second.style.is_grey or first.volume is None or second.volume is None:
         return None
@@ -258,8 +258,8 @@ def _greys(layer: Layer) -> str:
     )
 
 
-def _changes(layer: Layer) -> Range | None:
-    """Return the differences to show in blue and red, from some chunks of `layer`; None where none is there yet."""
+def _change_range(layer: Layer) -> Range | None:
+    """Return the changes that are shown blue and red, measured on some chunks of `layer`; None before there is any."""
     assert isinstance(layer.source, Chunks)
     grid, stop = Grid(layer.raster.shape, (EDGE, EDGE, EDGE)), time.monotonic() + SECONDS
     number, rng, parts = math.prod(grid.counts), np.random.default_rng(0), list[np.ndarray]()
@@ -277,7 +277,7 @@ def _changes(layer: Layer) -> Range | None:
     return -most, most
 
 
-def _progress(layer: Layer) -> Layer | None:
+def _progress_layer(layer: Layer) -> Layer | None:
     """Return the layer that marks how far the run is that writes `layer`: one voxel for each shard."""
     run = layer.run
     if run is None:

@@ -55,7 +55,7 @@ class ObjectTable:
 
     def _mesh(self, label: int) -> bytes | None:
         """Return the surface of an object in nm, as faces of its voxels; None where there is no such object."""
-        box = next((_extent(row) for row in self._rows() if int(row["label"]) == label), None)
+        box = next((_object_box(row) for row in self._table_rows() if int(row["label"]) == label), None)
         if box is None:
             return None
         levels = levels_of(self.volume)
@@ -68,7 +68,7 @@ class ObjectTable:
             f"object {label} is too large to be drawn: {box} of {self.volume}, which has no coarser level"
         )
 
-    def _rows(self) -> list[dict[str, str]]:
+    def _table_rows(self) -> list[dict[str, str]]:
         try:
             with self.table.open(encoding="utf-8", newline="") as lines:
                 return list(csv.DictReader(lines))
@@ -78,9 +78,9 @@ class ObjectTable:
     def _properties(self) -> dict[str, Any]:  # Any: JSON
         """Return voxels and bounding box of the largest objects, the largest first."""
         try:
-            rows = sorted(self._rows(), key=lambda row: -int(row["voxels"]))[:MOST]
+            rows = sorted(self._table_rows(), key=lambda row: -int(row["voxels"]))[:MOST]
             voxels = [int(row["voxels"]) for row in rows]
-            texts = [f"{_extent(row)}, {int(row['voxels']):,} voxels" for row in rows]
+            texts = [f"{_object_box(row)}, {int(row['voxels']):,} voxels" for row in rows]
             labels = [str(int(row["label"])) for row in rows]
         except (KeyError, ValueError, TypeError) as error:
             raise VolumeError(f"{self.table} is no table of objects any more: {error}") from error
@@ -133,13 +133,13 @@ def encode_mesh(corners: np.ndarray, raster: Raster) -> bytes:
     return len(vertices).to_bytes(4, "little") + vertices.tobytes() + triangles.tobytes()
 
 
-def _extent(row: dict[str, str]) -> Box:
+def _object_box(row: dict[str, str]) -> Box:
     """Return the box (z, y, x) of an object in the table."""
     return Box(tuple(int(row[f"{axis}0"]) for axis in "zyx"), tuple(int(row[f"{axis}1"]) for axis in "zyx"))
 
 
 def _coarser(box: Box, shape: Shape, coarse: Shape) -> Box:
-    """Return the voxels of a level of shape `coarse` that show `box` of one of `shape`."""
+    """Return the box of a coarser level, of shape `coarse`, that covers `box` of the level of `shape`."""
     steps = [max(1, round(n / m)) for n, m in zip(shape, coarse, strict=True)]
     start = tuple(a // s for a, s in zip(box.start, steps, strict=True))
     return Box(start, tuple(-(-b // s) for b, s in zip(box.stop, steps, strict=True))) & Box.from_shape(coarse)

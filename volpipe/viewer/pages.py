@@ -42,7 +42,7 @@ HEADERS = {
 
 
 class Guarded(RequestHandler):
-    """What may ask for what: one browser, for names below the token, by a name of this machine's."""
+    """A handler that answers only requests with our token, to a name of this machine."""
 
     SUPPORTED_METHODS = ("GET", "HEAD", "OPTIONS")
 

@@ -55,7 +55,7 @@ class ShardProgress:
 
 @dataclass
 class OutputWatch:
-    """The work that writes an output; its journal is read on from where it was read last.
+    """The run that writes an output, watched through its journal, which is read on from where it was read last.
 
     Attributes:
         array: of the output, where that has several; shards of all have the same numbers.
@@ -78,43 +78,43 @@ class OutputWatch:
         return plan.shards()
 
     def look(self) -> ShardProgress:
-        """Return how far the run is now."""
-        self._read()
+        """Return the state of each shard now."""
+        self._read_journal()
         whole = self.work.plan.shards()
         states = np.zeros(len(whole), np.uint8)
         driver = find_driver(self.folder.path, self.folder.journal)
         for box in self._boxes_under_way() if driver.is_at_work else ():
             states[list(whole.touching(box))] = RUNNING
         for stage, unit in list(self._failed):
-            states[list(whole.touching(self._box(stage, unit)))] = FAILED
+            states[list(whole.touching(self._unit_box(stage, unit)))] = FAILED
         states[list(self._done)] = DONE
-        return ShardProgress(states.reshape(whole.counts), _sentence(states, driver))
+        return ShardProgress(states.reshape(whole.counts), _progress_sentence(states, driver))
 
     def written_boxes(self, most: int) -> list[Box]:
         """Return boxes of shards that are written, `most` of them, spread over all."""
-        self._read()
+        self._read_journal()
         done = sorted(self._done)
         return [self.grid.box(number) for number in done[:: -(-len(done) // most) or 1]]
 
     def written(self, box: Box) -> np.ndarray:
         """Return which voxels of `box` of the output are written, (z, y, x), bool."""
-        self._read()
+        self._read_journal()
         mask = np.zeros(box.shape, bool)
         for shard in self.grid.touching(box) if self._done else ():
             if shard in self._done:
                 mask[(self.grid.box(shard) & box).relative_to(box.start).slices] = True
         return mask
 
-    def _read(self) -> None:
+    def _read_journal(self) -> None:
         """Take note of what the journal has since the last time; of all where it was begun anew."""
         with self._lock:
             for line in self._reader.lines():
-                self._note(line.record())
+                self._take_record(line.record())
 
     def _forget(self) -> None:
         self._done, self._failed = set(), {}
 
-    def _note(self, record: Record[Any]) -> None:
+    def _take_record(self, record: Record[Any]) -> None:
         if isinstance(record.result, Written):
             self._done |= {shard for level, shard, _ in record.result.checksums if level == 0}
         for unit in record.units:
@@ -127,7 +127,7 @@ class OutputWatch:
             tasks = read_tasks(self.folder.path)
             yield from (self.work.plan.sum_box(unit) for stage, unit in tasks if stage == "infer")
 
-    def _box(self, name: str, unit: int) -> Box:
+    def _unit_box(self, name: str, unit: int) -> Box:
         """Return the box (z, y, x) of the output that a unit makes; none of a coarser level."""
         stage = self._schedule.by_name.get(name)
         return NOTHING if stage is None or name.startswith("pyramid") else self._schedule.box(stage, unit)
@@ -161,7 +161,7 @@ def outputs_of(folder: str) -> list[str]:
     return [part.output for part in status.parts if part.is_volume and paths.exists(paths.locate(part.output))]
 
 
-def _sentence(states: np.ndarray, driver: Driver) -> str:
+def _progress_sentence(states: np.ndarray, driver: Driver) -> str:
     counts = {name: int(np.count_nonzero(states == state)) for state, name in NAMES.items()}
     parts = [f"{counts['done']:,} of {len(states):,} shards written"]
     parts += [f"{counts[name]:,} {name}" for name in ("running", "failed") if counts[name]]

@@ -81,7 +81,7 @@ class Service:
             return False
 
     async def read(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which a thread of its own does."""
+        """Return the result of `work`, done in one of the threads that read."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
     def link(self, base: str) -> str:
@@ -89,7 +89,7 @@ class Service:
         return state_link(f"{base}/v/view/", make_state(self.scene, base, self.at))
 
     def source(self, name: str) -> bytes | Path | None:
-        """Return what there is at `name`: layer, then what its source calls so; it may take its time.
+        """Return the bytes or the file at `name`: the number of a layer, then a name in its source; it may read voxels.
 
         Raises:
             VolpipeError: its volume is gone, or damaged there.
@@ -158,7 +158,7 @@ def client_folder() -> Path:
 
 
 def span(header: str, size: int) -> tuple[int, int] | None:
-    """Return the first byte and one past the last that a Range header asks for, of `size`; None for none that there is.
+    """Return the first byte and the end of the part that a Range header asks for; None if `size` bytes have none.
 
     Raises:
         ValueError: it asks in another way, or for several parts.

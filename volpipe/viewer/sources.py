@@ -46,7 +46,7 @@ Written = Callable[[Box], np.ndarray]  # which voxels of a box are written, (z, 
 
 @dataclass(frozen=True)
 class Chunks:
-    """An OME-Zarr 0.5 that is made while it is read.
+    """An OME-Zarr 0.5 that exists only in answers: its chunks are read from a volume when a browser asks.
 
     Attributes:
         rasters: its levels, finest first.
@@ -83,14 +83,14 @@ class Chunks:
     def answer(self, name: str) -> bytes | None:
         """Return the bytes called `name`; None where there is no such thing."""
         if name == "zarr.json":
-            return _json(_group(self._axes, self.rasters))
+            return _json(_group(self._axis_letters, self.rasters))
         level, rest = _level(name, len(self.rasters))
         if level is None:
             return None
         return _json(self._array(level)) if rest == "zarr.json" else self._chunk(level, rest)
 
     @property
-    def _axes(self) -> str:
+    def _axis_letters(self) -> str:
         return "czyx" if self.num_channels > 1 else "zyx"
 
     def _array(self, level: int) -> Tree:
@@ -112,7 +112,11 @@ class Chunks:
 
     def _chunk(self, level: int, name: str) -> bytes | None:
         parts = name.split("/")
-        if parts[0] != "c" or len(parts) != 1 + len(self._axes) or not all(re.fullmatch(r"\d+", n) for n in parts[1:]):
+        if (
+            parts[0] != "c"
+            or len(parts) != 1 + len(self._axis_letters)
+            or not all(re.fullmatch(r"\d+", n) for n in parts[1:])
+        ):
             return None
         *channel, z, y, x = map(int, parts[1:])
         cells = Grid(self.rasters[level].shape, self.chunk)
@@ -221,7 +225,7 @@ def difference(
 
 
 def _voxels_apart(first: Volume, second: Volume) -> Triple | None:
-    """Return the voxel of `first` (z, y, x) that lies at the first of `second`; None if their grids do not meet."""
+    """Return the voxel of `first` (z, y, x) at which voxel 0 of `second` lies; None if their voxels do not coincide."""
     size, other = (np.array(Raster.from_volume(volume).voxel_size_nm) for volume in (first, second))
     if not np.allclose(size, other, rtol=1e-6):
         return None
@@ -232,7 +236,7 @@ def _voxels_apart(first: Volume, second: Volume) -> Triple | None:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of Neuroglancer's own format, as it lies."""
+    """A folder in Neuroglancer's own format, whose files are served as they are."""
 
     root: Path
     is_live: bool = False
@@ -343,7 +347,7 @@ _FIRST = 0.5  # the centre of the first channel, so that channels count from the
 
 
 def _along(lengths: Sequence[float], axis: str, other: float = 1.0) -> float:
-    """Return what `lengths` (z, y, x) has along `axis`, `other` for one that is not of space."""
+    """Return the entry of `lengths` (z, y, x) for `axis`, and `other` for the axis of channels."""
     return float(lengths["zyx".index(axis)]) if axis in "zyx" else other
 
 

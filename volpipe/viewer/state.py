@@ -50,8 +50,8 @@ def make_state(scene: Scene, base: str, at: Triple | None = None) -> State:
         "position": list(reversed(centre)),
         "crossSectionScale": _zoom(scene, len(panels)),
         "projectionScale": 1.5 * max(extent_nm(main.raster)) / min(size),
-        "layers": [_layer(layer, f"{base}/{address(scene, layer)}", scene) for layer in scene.layers],
-        "layout": _layout(panels),
+        "layers": [_layer_state(layer, f"{base}/{address(scene, layer)}", scene) for layer in scene.layers],
+        "layout": _panel_layout(panels),
         "crossSectionBackgroundColor": "#000000",
         "projectionBackgroundColor": "#000000",
         "showAxisLines": False,
@@ -116,7 +116,7 @@ def state_link(page: str, state: State) -> str:
     return f"{page}#!{quote(json.dumps(state, separators=(',', ':')), safe='')}"
 
 
-def _layer(layer: Layer, folder: str, scene: Scene) -> State:
+def _layer_state(layer: Layer, folder: str, scene: Scene) -> State:
     transform = _transform(layer, scene)
     sources: list[State] = [{"url": layer.url or f"{folder}/|{_scheme(layer)}:"} | transform]
     entry: State = {"name": layer.name, "source": sources}
@@ -147,14 +147,14 @@ def shader(layer: Layer) -> str:
 
 
 def _control(name: str, layer: Layer, channel: int) -> str:
-    """Return the control called `name` of a range of values, which begins at the layer's, and can be made wider."""
+    """Return the shader's line for the control `name`: a range of values, at first the layer's, that can be widened."""
     low, high, first, last = (f"{value:.9g}" for value in (*shown_range(layer), *window(layer)))
     of = f", channel={channel}" if len(layer.style.controls) > 1 else ""
     return f"#uicontrol invlerp {name}(range=[{low}, {high}], window=[{first}, {last}]{of})"
 
 
 def window(layer: Layer) -> Range:
-    """Return the values between which a control of a layer can be moved: twice as many as it has, as its type has."""
+    """Return the values between which a layer's control can be moved: twice the range shown, within the type."""
     low, high = shown_range(layer)
     first, last = low - (high - low) / 2, high + (high - low) / 2
     if not _is_whole(layer):
@@ -165,18 +165,18 @@ def window(layer: Layer) -> Range:
 
 
 def shown_range(layer: Layer) -> Range:
-    """Return the range that a control begins with: whole numbers of whole voxels, as Neuroglancer has it."""
+    """Return the range that a control begins with; of whole numbers its ends are whole, as Neuroglancer wants."""
     low, high = layer.shades or UNKNOWN
     return (float(round(low)), float(max(round(high), round(low) + 1))) if _is_whole(layer) else (low, high)
 
 
 def _is_whole(layer: Layer) -> bool:
-    """Return whether the browser has whole numbers of a layer: float64 and such types come as float32."""
+    """Return whether the browser gets the layer's voxels as whole numbers; floats come as float32."""
     return layer.volume is not None and np.issubdtype(layer.volume.dtype, np.integer)
 
 
 def _transform(layer: Layer, scene: Scene) -> State:
-    """Return what Neuroglancer cannot read of a layer's place: all of it of an N5, and that a length has no unit.
+    """Return the part of a layer's place that Neuroglancer cannot read: all of an N5's, and lengths without a unit.
 
     It is {} of what says both itself.
     """
@@ -185,7 +185,7 @@ def _transform(layer: Layer, scene: Scene) -> State:
     if format != "n5" or layer.volume is None:
         if scene.is_sized:
             return {}
-        return _without_unit({axis: sizes.get(axis) for axis in _axes(layer, format)})
+        return _without_unit({axis: sizes.get(axis) for axis in _axis_order(layer, format)})
     axes = [axis for axis in reversed(layer.volume.axes) if axis in "czyx"]
     origins = dict(zip("zyx", layer.raster.origin_nm, strict=True))
     dimensions = {("c^" if a == "c" else a): [1, ""] if a == "c" else _length(sizes[a], scene) for a in axes}
@@ -205,7 +205,7 @@ def _without_unit(sizes: Mapping[str, float | None]) -> State:
     return {"transform": {"matrix": matrix.tolist(), "inputDimensions": before, "outputDimensions": after}}
 
 
-def _axes(layer: Layer, format: str) -> list[str]:
+def _axis_order(layer: Layer, format: str) -> list[str]:
     """Return the axes in the order in which Neuroglancer has those of a format."""
     has_channels = layer.num_channels > 1
     if format == "neuroglancer-precomputed":
@@ -227,7 +227,7 @@ def _panels(layers: Sequence[Layer]) -> list[list[str]]:
     return panels
 
 
-def _layout(panels: Sequence[Sequence[str]]) -> Any:  # Any: a name, or a tree
+def _panel_layout(panels: Sequence[Sequence[str]]) -> Any:  # Any: a name, or a tree
     """Return one view of four planes for one panel, else panels side by side, some in each row."""
     if len(panels) == 1:
         return "4panel"
@@ -239,14 +239,14 @@ def _layout(panels: Sequence[Sequence[str]]) -> Any:  # Any: a name, or a tree
 
 
 def slice_edges(scene: Scene) -> tuple[float, float]:
-    """Return the edges (down, across) of what is to fit into a panel, in the smallest voxel edges of the output."""
+    """Return the height and width that must fit into a panel, in units of the output's smallest voxel edge."""
     raster = main_layer(scene).raster
     z, y, x = (length / min(raster.voxel_size_nm) for length in extent_nm(raster))
     return (max(y, z), max(x, z)) if len(_panels(scene.layers)) == 1 else (y, x)
 
 
 def _zoom(scene: Scene, num_panels: int) -> float:
-    """Return how many of the smallest voxel edges a pixel shows, so that a slice fits into a panel."""
+    """Return how many of the output's smallest voxel edges a pixel must show for a slice to fit into a panel."""
     columns = 2 if num_panels == 1 else min(num_panels, MOST_IN_ROW)
     rows = 2 if num_panels == 1 else -(-num_panels // MOST_IN_ROW)
     down, across = slice_edges(scene)

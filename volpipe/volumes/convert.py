@@ -545,7 +545,7 @@ class Target:
 
 
 @dataclass
-class Tally:
+class CopyTally:
     """The finished boxes of a copy, stored in a file after each box; it never lists an unfinished one.
 
     Attributes:
@@ -606,7 +606,7 @@ class Tally:
         return True
 
 
-def _begin(target: Target, tally: Tally) -> None:
+def _begin(target: Target, tally: CopyTally) -> None:
     """Make the empty array, or take over what a copy that was stopped has left."""
     if not tally.load():
         _check_work(target)
@@ -685,7 +685,7 @@ def _delete(place: Location) -> None:
 
 
 @contextlib.contextmanager
-def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tally]:
+def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[CopyTally]:
     """Give the tally of a new or resumed copy; then move the copy to its place.
 
     After an error, finished boxes stay for the same command to resume, in N5 and Zarr; a single file is removed.
@@ -699,7 +699,7 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tall
     if target.is_folder and paths.exists(target.path):
         create_groups(target.path, target.key, target.array_format)
     with _named(target), _held(target):
-        tally = Tally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))
+        tally = CopyTally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))
         try:
             _begin(target, tally)
         except VolpipeError:  # a refusal, which leaves what is there

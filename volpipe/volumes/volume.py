@@ -50,7 +50,7 @@ from volpipe.volumes.formats.container import (
     why_several,
 )
 from volpipe.volumes.formats.known import format_named
-from volpipe.volumes.formats.ome import Dataset, level_keys
+from volpipe.volumes.formats.ome import ListedLevel, level_keys
 from volpipe.volumes.noted_files import NotedFiles
 from volpipe.volumes.resampling import Resampling, coarsened
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
@@ -566,10 +566,10 @@ def _describe(container: Location, key: str, header: Header) -> Volume:
                 return _make_volume(container, header, dataset, level_keys(group, datasets))
     is_zarr = header.format in ("zarr2", "zarr3") and isinstance(header.folder, Path)
     around = webknossos.read_dataset(Path(str(header.folder))) if is_zarr else None
-    return _make_volume(container, header, around or Dataset(key), ())
+    return _make_volume(container, header, around or ListedLevel(key), ())
 
 
-def _make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
+def _make_volume(container: Location, header: Header, dataset: ListedLevel, levels: tuple[str, ...]) -> Volume:
     rank = len(header.shape)
     axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(header.shape)
     is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)

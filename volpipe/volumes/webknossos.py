@@ -12,7 +12,7 @@ from pathlib import Path
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import listed_place
-from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.formats.ome import ListedLevel
 from volpipe.volumes.storage.metadata import Place, Tree, floats, read_json
 
 FILE = "datasource-properties.json"
@@ -21,7 +21,7 @@ DEPTH = 3  # folders above an array in which the file is looked for
 log = logging.getLogger(__name__)
 
 
-def read_dataset(folder: Path) -> Dataset | None:
+def read_dataset(folder: Path) -> ListedLevel | None:
     """Return what the dataset around the array in `folder` says of it; None where there is none that names it."""
     for root in folder.parents[:DEPTH]:
         try:
@@ -34,13 +34,13 @@ def read_dataset(folder: Path) -> Dataset | None:
     return None
 
 
-def _described(tree: Tree, path: str) -> Dataset | None:
+def _described(tree: Tree, path: str) -> ListedLevel | None:
     for layer in _dicts(tree.get("dataLayers")):
         for mag in _dicts(layer.get("mags")):
             sizes = floats(mag.get("mag"))
             if sizes is not None and len(sizes) == 3 and path in _paths(layer, mag, sizes):
                 axes = _axes(mag.get("axisOrder"))
-                return None if axes is None else Dataset(path, axes, _place(tree.get("scale"), sizes))
+                return None if axes is None else ListedLevel(path, axes, _place(tree.get("scale"), sizes))
     return None
 
 

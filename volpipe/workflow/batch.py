@@ -22,10 +22,12 @@ from volpipe.errors import BatchError, RunError, VolpipeError
 from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import BatchDataset, Mistake
+from volpipe.runs.held_work import Counts, HeldWork
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Counts, HeldWork, Listener
+from volpipe.runs.stage_work import Listener
+from volpipe.runs.standing import Act, Asked, act_on
 from volpipe.stages.kind import StagePlan
 from volpipe.stages.needs import NOTHING
 from volpipe.units import listed, sizes
@@ -34,7 +36,7 @@ from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
 from volpipe.workflow.execute import FlowListener
-from volpipe.workflow.output_state import CHANGED, State, findings, share_left
+from volpipe.workflow.output_state import STANDINGS, State, findings, share_left
 from volpipe.workflow.pages import batch_page
 from volpipe.workflow.work_plan import WorkPlan
 
@@ -284,9 +286,13 @@ def check_changed(plan: BatchPlan, options: RunOptions) -> None:
 
 def _is_changed(row: DatasetRow, options: RunOptions) -> bool:
     """Return whether going on with the output of `row` would mix two, and none of `options` says what to do."""
-    if options.replace or options.fresh or row.state not in CHANGED:
-        return False
-    return not (options.update and row.state == "input changed")
+    return _act_on_row(row, options) is Act.REFUSE
+
+
+def _act_on_row(row: DatasetRow, options: RunOptions) -> Act:
+    """Return what is done about what is there of a dataset; what would be refused is cleared by --replace."""
+    act = act_on(STANDINGS[row.state], Asked.of(options))
+    return Act.CLEAR if act is Act.REFUSE and options.replace else act
 
 
 def _set_aside(row: DatasetRow, options: RunOptions) -> DatasetRow:
@@ -408,8 +414,8 @@ class _Batch:
         self.table.set(number, replace(row, ended="running"))
         self.listener.on_begin(number, self.table.rows[number])
         plan = _planned_again(self.plan, number, self.prepare)
-        updates = asked.updates and (row.state == "input changed" or row.state not in CHANGED)
-        fresh = asked.fresh or (row.state in CHANGED and not updates)
+        fresh = _act_on_row(row, asked) is Act.CLEAR
+        updates = asked.updates and not fresh
         options = replace(asked, fresh=fresh, update=updates)
 
         def listener(stage: StagePlan) -> Listener:

@@ -24,12 +24,12 @@ from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
 from volpipe.geometry.grid import Box
 from volpipe.reporting.page import Page, Sheet
+from volpipe.runs.held_work import HeldWork
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
-from volpipe.runs.work import HeldWork, check_kind
 from volpipe.stages.entry import Entry
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
@@ -167,7 +167,7 @@ def check_complete(name: str, output: str, volume: Volume, box: Box) -> None:
         work = None  # in this folder, by the same name, of another output in a bucket
     missing = int((read_provenance(place).get("run") or {}).get("missing") or 0)
     if (work is not None and not work.is_complete) or (work is None and missing):
-        parts = len(work.ledger().missing) if work is not None else missing
+        parts = len(work.records.ledger().missing) if work is not None else missing
         why = f"{parts:,} of its parts failed" if parts else "its run is not done"
         raise PlanError(
             f"{name} is not complete, {why}: {output}; what is missing reads as zeros: "
@@ -286,7 +286,8 @@ def pairs_work(
         return replace(table, rows=_most_first(table.rows)).page(MOST_SHOWN if with_pictures else 0)
 
     def claim() -> None:
-        check_kind(folder, COMPARISONS_FILE)
+        if foreign := folder.other_work(COMPARISONS_FILE):
+            raise foreign
         write_json(folder.path / COMPARISONS_FILE, table.given)
 
     def keep(ended: Ended[Any]) -> None:  # Any: how two outputs differ

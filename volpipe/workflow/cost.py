@@ -17,7 +17,7 @@ from volpipe.estimation.estimate import StageTimes
 from volpipe.estimation.forecast import process_bytes
 from volpipe.estimation.limits import check_room, check_worker, disk_limits, warn_of_room
 from volpipe.recipes.workflow import named
-from volpipe.runs.work import try_blocks
+from volpipe.runs.held_work import try_blocks
 from volpipe.stages.kind import StageCost, StagePlan
 from volpipe.stages.needs import NOTHING, ResourceNeeds
 from volpipe.volumes.storage.metadata import write_json

@@ -36,8 +36,8 @@ from volpipe.inference.statistics import needs_measuring
 from volpipe.reporting.comparison import ShownOutput
 from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done, voxel_at
-from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import follow, grown_from
+from volpipe.runs.input_comparison import InputComparison, compare
 from volpipe.runs.options import written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import findings_facts
@@ -47,10 +47,11 @@ from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, sea
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import SeamScore, Squares, profile_items, seam_squares, worst_scores
+from volpipe.runs.stage_work import Listener
+from volpipe.runs.unit_records import WorkSession, file_mark
 from volpipe.runs.update import Update, take_selection, with_due
-from volpipe.runs.updates import Updated
+from volpipe.runs.update_records import Updated
 from volpipe.runs.verify import Recomputed, Shard, recompute
-from volpipe.runs.work import Listener, WorkSession, file_mark
 from volpipe.runs.worker import RESULTS, Job, submitter
 from volpipe.units import count, shape
 from volpipe.volumes.storage import paths
@@ -117,12 +118,11 @@ class RunWork(OutputWork[Plan, Report]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known what is selected; see `JournalWork`."""
+        """Whether it is known what is selected; see `OutputWork`."""
         return self._selection() is not None and super().is_settled
 
-    @property
     def marks(self) -> Sequence[object]:
-        """The plan and what is selected; see `JournalWork`."""
+        """Return the plan and what is selected; see `OutputWork`."""
         return self.plan.identity, file_mark(self.folder.selection_file)
 
     def facts(self) -> dict[str, str]:
@@ -251,10 +251,10 @@ class RunWork(OutputWork[Plan, Report]):
     def follow(self, old: Plan) -> Updated:
         return follow(self, RunWork(old, folder=self.folder))
 
-    def compared(self) -> Comparison:
-        schedule = self.ledger().schedule
+    def compared(self) -> InputComparison:
+        schedule = self.records.ledger().schedule
         assert isinstance(schedule, RunSchedule)
-        return compare(self.records(), self.plan.source.as_planned(), self._selected().input_box, schedule.infer.done)
+        return compare(self.records, self.plan.source.as_planned(), self._selected().input_box, schedule.infer.done)
 
     def update_steps(self, session: WorkSession) -> Steps[None]:
         selection = self._selection()
@@ -295,7 +295,7 @@ class RunWork(OutputWork[Plan, Report]):
         selection = self._selection()
         if selection is None:
             selection = yield from scanned(self, session, pool, job)
-        schedule = self.resumed()
+        schedule = self.records.resumed()
         assert isinstance(schedule, RunSchedule)
         self._limit(schedule, selection)
         forecast = yield from forecast_run(
@@ -369,7 +369,7 @@ class RunWork(OutputWork[Plan, Report]):
         whole, *arrays = (
             origin(each, normalise, self.inputs["volume"].fingerprint) for each in (selection, *selection.arrays)
         )
-        self.write_metadata(whole, arrays)
+        self.files.write_metadata(whole, arrays)
 
     def closed(self, session: WorkSession, report: Report | None) -> Report:
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
@@ -378,7 +378,7 @@ class RunWork(OutputWork[Plan, Report]):
         report.kept = kept_in(read_records(self.folder.journal, RESULTS, ["nonfinite"]))
         report.clipped = clipped_in(read_records(self.folder.journal, RESULTS, CLIPPED), selection)
         if report.is_complete:
-            self.clean()
+            self.files.clean()
             if not self.options.keep_tensors:
                 ScratchTensors(self.plan, self.folder.path).remove()
         if not (was_complete and is_sealed(self.folder)):

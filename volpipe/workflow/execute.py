@@ -20,12 +20,14 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
-from volpipe.errors import NOTICE, RecipeError, RunError
+from volpipe.errors import NOTICE, RunError
 from volpipe.recipes.workflow import VOLUME, named
-from volpipe.runs.options import RunOptions, written
+from volpipe.runs.held_work import HeldWork
+from volpipe.runs.options import PLAIN, RunOptions, written
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import Ending, WorkReport
-from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
+from volpipe.runs.standing import Act, Asked, WorkState
 from volpipe.stages.entry import Entry
 from volpipe.stages.kind import StagePlan
 from volpipe.tables import html_table
@@ -142,12 +144,12 @@ def flow_work(plan: FlowPlan, options: RunOptions = PLAIN, listener: FlowListene
     """
     out, plan = str(plan.out), grown_flow(plan, options) if options.update else plan
     return HeldWork(
-        "flow", plan.folder, claim=partial(_claim, plan, options), page=partial(flow_page, plan.folder, out), name=out,
-        held_steps=partial(_held_steps, plan, options, listener),
+        "flow", plan.folder, claim=partial(_claim_flow, plan, options),
+        held_steps=partial(_flow_steps, plan, options, listener), page=partial(flow_page, plan.folder, out), name=out,
     )  # fmt: skip
 
 
-def _held_steps(
+def _flow_steps(
     plan: FlowPlan, options: RunOptions, listener: FlowListener, name: str, presence: Presence
 ) -> Steps[FlowReport]:
     """Do what is not done yet, and return how that ended; see `HeldWork`."""
@@ -161,7 +163,7 @@ def _held_steps(
     if not all(stage.is_complete for stage in plan.stages):
         listener.on_workers((yield POOL))
     course = _Course(plan)
-    works = _works(course, options, listener)
+    works = _stage_works(course, options, listener)
     yield Together(works, on_end, at_once=len(works), latest_first=True)
     errors = [ended[stage.name].error for stage in plan.stages]
     for error in filter(None, errors):
@@ -194,7 +196,7 @@ class _Course:
         return self.stage(name)
 
 
-def _works(course: _Course, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
+def _stage_works(course: _Course, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
     """Return the work of each stage, which feeds those that read its output."""
     stages = course.plan.stages
     feeds = {stage.name: Feed(stage.level, stage.array) for stage in stages if stage.reads != VOLUME}
@@ -259,7 +261,7 @@ def _await_change(course: _Course, options: RunOptions, name: str) -> None:
                     (work.clear if later.name in anew else work.await_change)()
 
 
-def _claim(plan: FlowPlan, options: RunOptions) -> None:
+def _claim_flow(plan: FlowPlan, options: RunOptions) -> None:
     """Make sure that what is there is of this flow, and that no stage is older than what it read."""
     _check_out(plan)
     if options.fresh:
@@ -272,8 +274,7 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
         with named(stage.name):
             work = stage.work(_of_stage(options, stage))
             work.check_update()
-            if not (options.update and work.grown()):
-                _check_same(stage, work)
+            _check_standing(stage, work)
     for stage in plan.stages:  # scores that are not of what is there go now
         with named(stage.name):
             for later in plan.after(stage.name):
@@ -315,7 +316,8 @@ def _check_out(plan: FlowPlan) -> None:
         raise RunError(f"{plan.out} is a file; choose another --out")
     for stage in plan.stages:
         with named(stage.name):
-            stage.work().check_free()
+            if foreign := stage.work().foreign():
+                raise foreign
 
 
 def _check_place(plan: FlowPlan) -> None:
@@ -369,7 +371,11 @@ def outdated(plan: FlowPlan, options: RunOptions) -> list[str]:
         if stage.name in resting:
             continue
         with named(stage.name):
-            if stage.work(_of_stage(options, stage)).is_outdated:
+            work = stage.work(_of_stage(options, stage))
+            standing, asked = work.standing(), _asked_of(work)
+            if standing.state in (WorkState.UNFOLLOWABLE, WorkState.DAMAGED):
+                raise standing.refusal_of(Asked.RENEW)
+            if standing.state is WorkState.OUTDATED and asked is Asked.RENEW:
                 anew.append(stage.name)
                 resting |= {each.name for each in plan.after(stage.name)}
     return anew
@@ -384,15 +390,23 @@ def _clear(stages: Sequence[StagePlan], options: RunOptions) -> None:
                 work.clear()
 
 
-def _check_same(stage: StagePlan, work: StageWork[Any]) -> None:
-    """Refuse to go on with another recipe than that of what is there."""
-    try:
-        work.check_same()
-    except (RunError, RecipeError) as error:
-        keep = f"delete {stage.out} and {stage.folder.path} yourself, and the same of stages that need it"
-        if work.is_outdated:
-            keep = "give --update, which makes this one and those that need it anew"
-        raise RunError(f"{error}, all stages; to keep those before it, {keep}") from error
+def _asked_of(work: StageWork[Any]) -> Asked:
+    """Return what is asked of a stage's work: an update of a flow makes anew what is outdated."""
+    return Asked.RENEW if work.asked is Asked.UPDATE else work.asked
+
+
+def _check_standing(stage: StagePlan, work: StageWork[Any]) -> None:
+    """Refuse to go on with what was made otherwise; a stage tells itself, in its turn, of an output that is gone."""
+    standing, asked = work.standing(), _asked_of(work)
+    if standing.act(asked) is not Act.REFUSE or standing.state is WorkState.LOST:
+        return
+    if standing.state in (WorkState.UNFOLLOWABLE, WorkState.DAMAGED):
+        raise standing.refusal_of(Asked.RENEW)
+    keep = f"delete {stage.out} and {stage.folder.path} yourself, and the same of stages that need it"
+    if standing.act(Asked.RENEW) is Act.CLEAR:
+        keep = "give --update, which makes this one and those that need it anew"
+    error = standing.refusal_of(asked)
+    raise RunError(f"{error}, all stages; to keep those before it, {keep}") from error
 
 
 def _check_given(stage: StagePlan) -> None:

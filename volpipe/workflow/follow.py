@@ -15,17 +15,16 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from volpipe.blockwise.work import Steps, Until
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.reporting.page import Page
 from volpipe.resolve import describe_error
+from volpipe.runs.held_work import HeldWork
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
-from volpipe.runs.report import WorkReport
-from volpipe.runs.work import SILENT, HeldWork, Listener
+from volpipe.runs.stage_work import SILENT, Listener
 from volpipe.units import duration
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.workflow.driver import Report, RunWork
@@ -36,11 +35,9 @@ log = logging.getLogger(__name__)
 STOP = "stop"  # a file in the run's folder: one look more, and the work ends
 MOST_ALIKE, MOST_FAILED = 10, 100  # looks, one after the other, that fail by the same sentence, and by any
 
-R = TypeVar("R", bound=WorkReport)
-
 
 @dataclass(frozen=True)
-class Look(Generic[R]):
+class Look:
     """One look at a volume that is followed, and what came of it.
 
     Attributes:
@@ -50,7 +47,7 @@ class Look(Generic[R]):
     """
 
     number: int
-    report: R | None
+    report: Report | None
     error: VolpipeError | None = None
 
     @property
@@ -61,7 +58,7 @@ class Look(Generic[R]):
         return self.report.open_reason
 
 
-class _Looks(Generic[R]):
+class _Looks:
     """Looks at a volume, one after the other; each is the work of the first, or an update of it.
 
     They end by a signal, as any work does, or after the look that follows on a file STOP in the folder.
@@ -78,14 +75,14 @@ class _Looks(Generic[R]):
 
     def __init__(
         self,
-        first: HeldWork[R],
-        again: Callable[[HeldWork[R]], HeldWork[R]],
+        first: RunWork,
+        again: Callable[[RunWork], RunWork],
         seconds: float,
-        on_look: Callable[[Look[R]], None],
+        on_look: Callable[[Look], None],
     ) -> None:
         self.latest, self.again, self.seconds, self.on_look = first, again, seconds, on_look
         self.stop = first.folder.path / STOP
-        self.work = HeldWork[R](
+        self.work = HeldWork[Report](
             "follow", first.folder, claim=first.claim, held_steps=self._looks_steps, page=self._page, name=first.name
         )
         self._num_failed, self._num_alike, self._sentence = 0, 0, ""
@@ -93,14 +90,14 @@ class _Looks(Generic[R]):
     def _page(self, *, with_pictures: bool = True) -> Page:
         return self.latest.page(with_pictures=with_pictures)
 
-    def _looks_steps(self, name: str, presence: Presence) -> Steps[R]:
+    def _looks_steps(self, name: str, presence: Presence) -> Steps[Report]:
         """Do the work, and its updates, until somebody asks to stop; return how the last look ended.
 
         Raises:
             VolpipeError: the first look failed by it, or the last of too many, or another driver holds the folder.
         """
         is_last = self.stop.exists()  # before each look, which then sees all that was written until that moment
-        look: Look[R] = Look(0, (yield from self._work_steps(self.latest, name, presence)))
+        look: Look = Look(0, (yield from self._work_steps(self.latest, name, presence)))
         while True:
             self._count_failures(look)
             self.on_look(look)
@@ -116,14 +113,14 @@ class _Looks(Generic[R]):
             is_last = self.stop.exists()
             look = yield from self._look_again(look.number + 1, name, presence)
 
-    def _work_steps(self, work: HeldWork[R], name: str, presence: Presence) -> Steps[R]:
+    def _work_steps(self, work: RunWork, name: str, presence: Presence) -> Steps[Report]:
         """Do the work of a look, and write its report, which says that the volume is followed."""
-        with work.reporting():
+        with work.held.reporting():
             report = yield from work.held_steps(name, presence)
             presence.wait(time.time() + self.seconds)
         return report
 
-    def _look_again(self, number: int, name: str, presence: Presence) -> Steps[Look[R]]:
+    def _look_again(self, number: int, name: str, presence: Presence) -> Steps[Look]:
         """Look at the volume as it is now, and do what that asks for."""
         presence.tell({})
         try:
@@ -150,7 +147,7 @@ class _Looks(Generic[R]):
         yield Until(is_over, is_pause=True)
         self.work.waits = False
 
-    def _count_failures(self, look: Look[R]) -> None:
+    def _count_failures(self, look: Look) -> None:
         """Count looks that failed one after the other, and those that failed alike, and did nothing else."""
         if not look.reason or (look.report is not None and look.report.updates):
             self._num_failed, self._num_alike, self._sentence = 0, 0, ""
@@ -184,8 +181,7 @@ def following_work(plan: Plan, options: RunOptions, listener: Listener = SILENT)
     return _Looks(first, updated_again, options.follow, listener.on_look).work
 
 
-def updated_again(work: HeldWork[Report]) -> RunWork:
+def updated_again(work: RunWork) -> RunWork:
     """Return the update of a run for its volume as it is now; of its listener, who has heard of the plan, progress."""
-    assert isinstance(work, RunWork)
     options = dataclasses.replace(work.options, fresh=False, measure_again=False)
     return RunWork(prepare_again(work.plan), options, Listener(on_progress=work.listener.on_progress))

@@ -15,7 +15,9 @@ from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.usage import Totals
 from volpipe.errors import RunError
 from volpipe.recipes.workflow import VOLUME, named
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import is_sealed, read_provenance
+from volpipe.runs.standing import WorkState
 from volpipe.runs.verify import check_present
 from volpipe.stages.kind import StagePlan
 from volpipe.units import count
@@ -30,6 +32,13 @@ CHANGED: tuple[State, ...] = (
     "recipe changed", "weights changed", "code of the net changed", "input changed", "other version", "files lost",
 )  # fmt: skip
 """States in which a run would mix two outputs, the first to be named first."""
+STANDINGS: dict[State, WorkState] = {
+    "new": WorkState.FRESH, "incomplete": WorkState.BEGUN, "unchanged": WorkState.COMPLETE,
+    "recipe changed": WorkState.OUTDATED, "weights changed": WorkState.OUTDATED,
+    "code of the net changed": WorkState.OUTDATED, "input changed": WorkState.CHANGED,
+    "other version": WorkState.DAMAGED, "files lost": WorkState.LOST,
+}  # fmt: skip
+"""What each is in the table of standings."""
 RECIPE: State = "recipe changed"
 STATES: dict[str, State] = {  # by the beginning of a line of `changes`; others are keys of the recipe
     "net.weights_sha256": "weights changed", "code_sha256": "code of the net changed",
@@ -61,36 +70,38 @@ def stage_state(stage: StagePlan, *, same_input: bool) -> tuple[State, str]:
     Raises:
         RunError: something else is in its place.
     """
-    work = stage.output_work()
+    work = stage.output_work(RunOptions(same_input=same_input, is_outside=stage.reads == VOLUME))
     if work is None:
         return ("unchanged" if stage.is_complete else "new"), ""
-    plan, folder, out = work.plan, work.folder, paths.locate(work.plan.out)
-    if folder.clearing.is_file():
+    plan, folder, out, standing = work.plan, work.folder, paths.locate(work.plan.out), work.standing()
+    if standing.state is WorkState.CLEARING:
         return "new", ""
-    if not (work.is_begun and folder.journal.is_file()):
+    if standing.state in (WorkState.FRESH, WorkState.FOREIGN) or not folder.journal.is_file():
         if paths.exists(out):
             raise RunError(f"{out} exists and no run in {folder.path} made it; give another out, or move it away")
         return "new", ""
-    try:
+    if standing.state is WorkState.DAMAGED:
+        return "other version", str(standing.refusal)
+    if standing.state is WorkState.SUPERSEDED:
+        return "new", ""
+    if standing.state.is_other:
         old = folder.load(type(plan))
-    except RunError as error:
-        return "other version", str(error)
-    if old is not None and old.identity != plan.identity:
-        if work.is_unstarted:
-            return "new", ""
+        assert old is not None
         changed = old.changes(plan) or ["other sizes"]
         states = {
             next((state for start, state in STATES.items() if line.startswith(start)), RECIPE) for line in changed
         }
         return next(state for state in CHANGED if state in states), "; ".join(changed)
-    if other := work.input_changes(same_input=same_input, is_outside=stage.reads == VOLUME):
-        return ("new", "") if work.is_unwritten else ("input changed", other)
+    if other := work.input_changes():
+        is_unstarted = standing.state is WorkState.UNSTARTED and not paths.exists(out)
+        is_unwritten = is_unstarted or standing.state is WorkState.UNWRITTEN
+        return ("new", "") if is_unwritten else ("input changed", other)
     try:
         shards = work.shards()
         if shards and not paths.exists(out):
             return "files lost", f"the output is gone, of which {folder.path} speaks"
         if not work.is_complete or not is_sealed(folder):
-            ledger = work.ledger()
+            ledger = work.records.ledger()
             left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in ledger.schedule.shown)
             return "incomplete", left + (f"; {count(len(ledger.missing), 'part')} failed" if ledger.missing else "")
         check_present(plan.out, shards)

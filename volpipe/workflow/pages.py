@@ -118,7 +118,7 @@ def _stage_part(entry: Entry, tally: JournalTally) -> _StagePart:
                 own.read(journal)
                 tally.read(journal, prefix)
             return _StagePart(entry, None, own, KINDS[entry.kind].is_done(entry), None)
-        taken = work.taken(tally, prefix)
+        taken = work.records.taken(tally, prefix)
         own.read(entry.run.journal)
         return _StagePart(
             entry,
@@ -307,6 +307,6 @@ def thumbnails(rows: Sequence[DatasetRow]) -> dict[int, tuple[bytes, str]]:
 def _thumbnail(row: DatasetRow) -> tuple[bytes, str] | None:
     try:
         works = [work for entry in entries_of(row.out) if (work := find_work(entry.run)) is not None]
-        return works[-1].thumbnail(THUMBNAIL) if works else None
+        return works[-1].pictures.thumbnail(THUMBNAIL) if works else None
     except (VolpipeError, OSError, ValueError):  # its own report says so
         return None

@@ -17,7 +17,7 @@ from volpipe.errors import RunError
 from volpipe.reporting.tally import JournalTally
 from volpipe.runs.pages import disk_use
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import StageWork
+from volpipe.runs.stage_work import StageWork
 from volpipe.stages.entry import Entry
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import find_batch, read_table

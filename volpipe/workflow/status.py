@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from volpipe.errors import RemoteError, RunError, VolpipeError
 from volpipe.runs.presence import Driver, Sightings, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import file_mark
+from volpipe.runs.unit_records import file_mark
 from volpipe.stages.entry import Entry
 from volpipe.stages.status import Status, again, changes_of, noted_stages
 from volpipe.units import count

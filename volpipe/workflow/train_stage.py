@@ -36,11 +36,13 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.training import LOSSES, VARIED, WEIGHTS, Data, TrainRecipe
 from volpipe.recipes.workflow import VOLUME, FlowStage, Link, Tree
 from volpipe.reporting.page import Draft, Page
-from volpipe.runs.options import RunOptions
+from volpipe.runs.held_work import HeldWork
+from volpipe.runs.options import PLAIN, RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
+from volpipe.runs.stage_work import SILENT, Listener, StageWork
+from volpipe.runs.standing import Standing, WorkState
 from volpipe.stages.entry import Entry
 from volpipe.stages.kind import Planning, StageCost, StagePlan, Truth
 from volpipe.stages.status import Looker, Status
@@ -49,8 +51,8 @@ from volpipe.training.driver import (
     check_continued,
     check_recipes,
     check_trainable,
-    claim_folder,
     is_complete,
+    others_in,
     trained,
     training_work,
 )
@@ -448,9 +450,8 @@ class TrainWork(StageWork[TrainReport]):
         share = last_step(self.folder.path) / self.plan.recipe.train.steps
         return 1.0 if self.plan.search else max(0.0, 1.0 - share)
 
-    def check_free(self) -> None:
-        if self.folder.path.is_dir():
-            claim_folder(self.folder, self.file, fresh=False)
+    def foreign(self) -> RunError | None:
+        return others_in(self.folder.path, self.file) if self.folder.path.is_dir() else None
 
     def check_recipe(self) -> None:
         """Refuse another recipe, or code of the net, than that of what was begun."""
@@ -460,15 +461,29 @@ class TrainWork(StageWork[TrainReport]):
         else:
             search.check_same(path, place)
 
-    def check_same(self) -> None:
-        """Refuse another recipe, and volumes that changed since, as far as they are there."""
-        self.check_recipe()
-        if not self.options.update and (changed := self.input_changes()):
+    def standing(self) -> Standing:
+        """Return how what is there stands to its recipe, and to its volumes as far as they are there."""
+        if foreign := self.foreign():
+            return Standing(WorkState.FOREIGN, foreign)
+        try:
+            self.check_recipe()
+        except RecipeError as error:
+            if not self.continues:
+                return Standing(WorkState.OUTDATED, error)
+            # an update would continue it, which it cannot by another recipe
+            return Standing(WorkState.UNFOLLOWABLE if self.options.update else WorkState.ELSEWHERE, error)
+        except RunError as error:
+            return Standing(WorkState.DAMAGED, error)
+        if not self.is_begun:
+            return Standing(WorkState.FRESH)
+        if changed := self.input_changes():
             how = "continue" if self.plan.recipe.train.continue_steps else "train anew"
-            raise RunError(
+            refusal = RunError(
                 f"{self.folder.path}: what it learned from has changed since: {changed}; put it back, use --update to "
                 f"{how} and make again what rests on that, or use --fresh to start over"
             )
+            return Standing(WorkState.OUTDATED, refusal)
+        return Standing(WorkState.COMPLETE if self.is_complete else WorkState.BEGUN)
 
     def input_changes(self) -> str:
         """Return what differs between its volumes and those that were learned from; "" where they are gone."""
@@ -480,17 +495,6 @@ class TrainWork(StageWork[TrainReport]):
         own = {what: identity for what, identity in now.items() if what not in self.plan.made}
         found = [input_changes(folder.inputs, own, accept=self.options.same_input) for folder in folders]
         return "; ".join(dict.fromkeys(f"{what} {line}" for each in found for what in each for line in each[what]))
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether an update trains anew, or continues, which it could not by another recipe."""
-        try:
-            self.check_recipe()
-        except RecipeError:
-            if self.continues and self.options.update:
-                raise
-            return not self.continues
-        return self.is_begun and bool(self.input_changes())
 
     @property
     def continues(self) -> bool:
@@ -511,21 +515,19 @@ class TrainWork(StageWork[TrainReport]):
         else:
             self.folder.clear()
 
-    def steps(self) -> Steps[TrainReport]:
-        """Train by data that suit: a flow has all of them by now."""
+    def check(self) -> None:
         if not self.is_complete:
             self.plan.check(made=True)
-        return (yield from super().steps())
 
     def claim(self) -> None:
         self.was_begun = self.is_begun
         if not self.is_complete:
-            self._inner.claim()
+            self.training.claim()
 
     def held_steps(self, name: str, presence: Presence) -> Steps[TrainReport]:
         """Train, and return how that ended."""
         was_complete, began = self.is_complete, time.time()
-        yield from self._inner.held_steps(name, presence)
+        yield from self.training.held_steps(name, presence)
         trained, totals = self.trained, self._totals(began)
         if trained is None:
             return TrainReport(self.plan, self.folder.path, totals=totals)
@@ -550,43 +552,29 @@ class TrainWork(StageWork[TrainReport]):
         return {STAGE: totals} if totals.tasks else {}
 
     @cached_property
-    def _inner(self) -> HeldWork[Any]:  # Any: a result, or those of all trials
-        if self.plan.search is not None:
-            return self._trials().work()
-        recipe = self.plan.recipe
-        state = TrainingProgress(self.folder.path)
-        training = Training.begin(recipe, self.plan.search_path)
-        return training_work(
-            self.folder, training, same_input=self.options.same_input,
-            on_step=lambda step, steps: self.listener.on_progress(state.at(step, steps)),
-        )  # fmt: skip
-
-    def _shown(self) -> Callable[[int, int], None]:
-        """Return what tells the listener how many trainings are done, and how many there are."""
-        began = time.perf_counter()
-
-        def show(num_done: int, whole: int) -> None:
-            stage = Stage(self.plan.varies, whole)
-            stage.mark_all(np.arange(min(num_done, whole)))
-            self.listener.on_progress(Progress([stage], began))
-
-        return show
-
-    def _trials(self) -> Trials:
-        search, where = self.plan.search, self.plan.search_path
-        show, ended = self._shown(), itertools.count(1)
+    def training(self) -> HeldWork[Any]:  # Any: a result, or those of all trials
+        """The training, or all trials of a search, which this work does as a stage."""
+        search, where, num = self.plan.search, self.plan.search_path, self.plan.num_trainings
+        if search is None:
+            progress = TrainingProgress(self.folder.path)
+            return training_work(
+                self.folder, Training.begin(self.plan.recipe, where), same_input=self.options.same_input,
+                on_step=lambda step, steps: self.listener.on_progress(progress.at(step, steps)),
+            )  # fmt: skip
+        began, ended = time.perf_counter(), itertools.count(1)
 
         def on_end(result: TrialResult) -> None:
-            show(next(ended), self.plan.num_trainings)
+            stage = Stage(self.plan.varies, num)
+            stage.mark_all(np.arange(min(next(ended), num)))
+            self.listener.on_progress(Progress([stage], began))
 
-        assert search is not None
-        return Trials(search, self.folder, where, on_end=on_end)
+        return Trials(search, self.folder, where, on_end=on_end).work()
 
     def witnesses(self) -> Sequence[Path]:
-        return self._inner.witnesses()
+        return self.training.witnesses()
 
     def page(self, *, with_pictures: bool = True) -> Page:
-        return self._inner.page(with_pictures=with_pictures)
+        return self.training.page(with_pictures=with_pictures)
 
 
 def _folders(path: Path) -> list[Path]:

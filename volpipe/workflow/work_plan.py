@@ -19,9 +19,10 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.recipes.workflow import VOLUME
-from volpipe.runs.options import RunOptions, check_stages
+from volpipe.runs.held_work import HeldWork, try_blocks
+from volpipe.runs.options import PLAIN, RunOptions, check_stages
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, HeldWork, Listener, try_blocks
+from volpipe.runs.stage_work import Listener
 from volpipe.stages.kind import StagePlan
 from volpipe.volumes.storage import paths
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_stages
@@ -135,7 +136,9 @@ class RunPlan(WorkPlan):
 
     def work(self, options: RunOptions = PLAIN, listener: FlowListener = QUIET) -> HeldWork[Report]:
         own = listener.of_stage(self.stages[0])
-        return RunWork(self.plan, options, own) if options.follow is None else following_work(self.plan, options, own)
+        return (
+            RunWork(self.plan, options, own).held if options.follow is None else following_work(self.plan, options, own)
+        )
 
     def preview(self, start: Start | None, on_try: OnTry = lambda seconds, most: None) -> Forecast:
         plan, folder = self.plan, self.folder

@@ -32,8 +32,9 @@ from volumes import noise, outcomes_of_damage
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid
+from volpipe.volumes.file_states import FileStates
 from volpipe.volumes.formats import precomputed
-from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.formats.container import METADATA_NAMES, read_header
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.volume import ArraySpec, Reader, Volume, create_array, list_arrays, open_volume, open_writer
 
@@ -228,6 +229,26 @@ def test_what_was_written_anew_is_opened_anew(tmp_path: Path, backend: Backend) 
     with pytest.raises(VolumeError, match=r"was .*\(4, 9, 20\) and is now .*\(4, 9, 19\); open it again"):
         volume.open()
     check_reads(again, data)
+
+
+@EACH
+def test_a_change_of_any_file_that_holds_voxels_is_seen(tmp_path: Path, backend: Backend) -> None:
+    """Of each file without which the voxels are others, or none; states that are not told are compared by reading."""
+    data = noise((6, 9, 20), backend.dtypes[0])
+    volume = backend.make(tmp_path, data)
+    box, num_seen = Box.from_shape(volume.spatial_shape), 0
+    for file in [each for each in tmp_path.rglob("*") if each.is_file() and each.name not in METADATA_NAMES]:
+        before, whole = FileStates(volume).hash(box), file.read_bytes()
+        file.write_bytes(b"")
+        try:
+            is_needed = not np.array_equal(open_volume(volume.path).open()[...].reshape(data.shape), data)
+        except VolumeError:
+            is_needed = True
+        file.write_bytes(whole)
+        assert is_needed
+        assert before == "" or FileStates(volume).hash(box) != before
+        num_seen += 1
+    assert num_seen
 
 
 def read_all(opened: Volume | Reader) -> np.ndarray:

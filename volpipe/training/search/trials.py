@@ -22,17 +22,16 @@ from typing import Any, ClassVar, Self
 from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Steps, Together, Work
-from volpipe.errors import RecipeError
+from volpipe.errors import RecipeError, RunStopped
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import load_tree
 from volpipe.recipes.training import VARIED, WEIGHTS, TrainRecipe
 from volpipe.resolve import recipe_name
+from volpipe.runs.held_work import Counts, HeldWork
 from volpipe.runs.presence import Presence, present
 from volpipe.runs.report import Ending
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Counts, HeldWork
 from volpipe.training.driver import (
-    TrainingFailed,
     check_recipes,
     check_slots,
     claim_folder,
@@ -424,7 +423,7 @@ class Trials:
     def _end_trial(self, source: TrialSource, ended: Ended[None]) -> None:
         """Log the end of a trial, and keep its result."""
         name, error = ended.work.name, ended.error
-        if error is not None and not isinstance(error, TrainingFailed):
+        if error is not None and not (isinstance(error, RunStopped) and error.others_go_on):
             raise error
         trial, folder = self.running.pop(name), self.folder.path / name
         state = "done" if is_complete(folder, trial.recipe) else "pruned"  # by a file "stop"

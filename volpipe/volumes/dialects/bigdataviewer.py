@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.dialects.programs import Dataset, Levels, Meaning, unsigned
+from volpipe.volumes.dialects.programs import Hdf5Dataset, Levels, Meaning, unsigned
 from volpipe.volumes.storage.metadata import Lengths, Place, floats, place
 from volpipe.volumes.storage.paths import check_beside
 
@@ -30,7 +30,7 @@ MAX_XML_BYTES = 2**24
 MAX_FILES = 100  # of XML, beside a file, that are looked into
 
 
-def read_meaning(dataset: Dataset) -> Meaning | None:
+def read_meaning(dataset: Hdf5Dataset) -> Meaning | None:
     """Return what BigDataViewer means by `dataset`; None where it is none of its views."""
     match = CELLS.fullmatch(dataset.key)
     factors = dataset.table(f"s{match[3]}/resolutions") if match is not None and len(dataset.shape) == 3 else None
@@ -93,7 +93,7 @@ def read_container(path: Path) -> Path | None:
     return container
 
 
-def _dtype(dataset: Dataset, named: object) -> tuple[np.dtype, tuple[str, ...]]:
+def _dtype(dataset: Hdf5Dataset, named: object) -> tuple[np.dtype, tuple[str, ...]]:
     """Return the type that is meant, and a note where that is a habit of the program and not said."""
     stored = dataset.dtype
     if isinstance(named, str):

@@ -10,7 +10,7 @@ import math
 import re
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.dialects.programs import Dataset, Levels, Meaning
+from volpipe.volumes.dialects.programs import Hdf5Dataset, Levels, Meaning
 from volpipe.volumes.storage.metadata import Place, Tree, floats, place
 
 DATA = re.compile(r"DataSet/ResolutionLevel (\d+)/TimePoint (\d+)/Channel (\d+)/Data")
@@ -19,7 +19,7 @@ GROUP = re.compile("DataSet")
 AXES = ("z", "y", "x")
 
 
-def read_meaning(dataset: Dataset) -> Meaning | None:
+def read_meaning(dataset: Hdf5Dataset) -> Meaning | None:
     """Return what Imaris means by `dataset`; None where it is none of Imaris's.
 
     Raises:

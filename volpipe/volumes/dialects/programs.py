@@ -15,7 +15,7 @@ from volpipe.volumes.storage.metadata import Place, Tree
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Hdf5Dataset:
     """A dataset in an HDF5 file, and what else its program may have written there.
 
     Attributes:

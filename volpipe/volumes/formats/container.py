@@ -22,9 +22,9 @@ from volpipe.geometry.grid import Index
 from volpipe.text import looks
 from volpipe.volumes.dialects import bigdataviewer
 from volpipe.volumes.formats import ome, tiff_folder, zarr
-from volpipe.volumes.formats.format import PACKED, ArrayFolders, Files, Folders, Format, listed_place
+from volpipe.volumes.formats.format import PACKED, ArrayFolders, FileReader, FolderReader, Format, listed_place
 from volpipe.volumes.formats.known import BY_NAME, FORMATS, format_named
-from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.formats.ome import ListedLevel
 from volpipe.volumes.storage import object_store, paths, tensorstore
 from volpipe.volumes.storage.chunk_files import as_fill
 from volpipe.volumes.storage.fetched_array import INDEX_BYTES, FetchedArray, LocalArray, can_fetch
@@ -61,15 +61,15 @@ MOST_OPENED = 256  # arrays that a process keeps, 30 KiB each (2026-11-23); the 
 _lock = threading.Lock()
 
 
-class Opened(Protocol):
+class OpenArray(Protocol):
     """What is open of an array, whose `header` says in which files that lies."""
 
     @property
     def header(self) -> Header: ...
 
 
-T = TypeVar("T", bound=Opened)
-_opened: dict[tuple[int, Location, object], tuple[object, object, Opened]] = {}  # and the states of its files
+T = TypeVar("T", bound=OpenArray)
+_opened: dict[tuple[int, Location, object], tuple[object, object, OpenArray]] = {}  # and the states of its files
 
 
 def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Location, str]:
@@ -143,7 +143,7 @@ def split(folder: Location) -> tuple[Path, str] | None:
     return None
 
 
-def files_of(file: Path) -> Files:
+def files_of(file: Path) -> FileReader:
     """Return the reader of a file, by its bytes and not by its name; see `find_format`."""
     files = find_format(file).files
     assert files is not None
@@ -204,7 +204,7 @@ def read_header(folder: Location) -> Header | None:
     return header
 
 
-def _readers(folder: Location) -> Iterator[Folders]:
+def _readers(folder: Location) -> Iterator[FolderReader]:
     """Yield who may read the array at `folder`; one named as a container is no level of what lies around it."""
     is_container = folder.suffix.lower() in SUFFIXES
     return (each for each in READERS if each.files_above is None or not is_container)
@@ -223,7 +223,7 @@ def _reading(folders: Iterable[Location], names: Sequence[str]) -> AbstractConte
     return paths.reading_once(folder / name for folder in folders for name in names)
 
 
-def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
+def read_datasets(folder: Location) -> tuple[ListedLevel, ...] | None:
     """Return the levels of the multiscale group at `folder`, finest first; None where it is none.
 
     They are those that its `multiscales` names, or else the arrays s0, s1, … in it.
@@ -243,10 +243,10 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     count = 0
     while _holds(read_header, folder / f"s{count}"):
         count += 1
-    return tuple(Dataset(f"s{i}") for i in range(count)) or None
+    return tuple(ListedLevel(f"s{i}") for i in range(count)) or None
 
 
-def _finest_first(folder: Location, datasets: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
+def _finest_first(folder: Location, datasets: tuple[ListedLevel, ...]) -> tuple[ListedLevel, ...]:
     """Return the levels `datasets` from the finest on, by their scales, or else their shapes.
 
     Specifications list them so. Where a program listed them otherwise, they have a note.
@@ -267,7 +267,7 @@ def _finest_first(folder: Location, datasets: tuple[Dataset, ...]) -> tuple[Data
     return tuple(replace(datasets[i], notes=(note,)) for i in order)
 
 
-def read_levels(folder: Location, datasets: tuple[Dataset, ...]) -> list[Header]:
+def read_levels(folder: Location, datasets: tuple[ListedLevel, ...]) -> list[Header]:
     """Return the headers of all levels of a group; raise unless they exist and have the same axes."""
     headers = []
     for dataset in datasets:
@@ -364,7 +364,7 @@ def once(folder: Location, purpose: object, make: Callable[[], T], *, has_slices
     return known[2]  # type: ignore[return-value]  # the purpose decides which
 
 
-def _data_state(opened: Opened) -> tuple[object, ...]:
+def _data_state(opened: OpenArray) -> tuple[object, ...]:
     """Return a value that changes when a data file beside an array's own does."""
     return tuple(entry for file in opened.header.data_files or () for entry in paths.state(file.parent, [file.name]))
 

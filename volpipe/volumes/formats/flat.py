@@ -20,6 +20,7 @@ from volpipe.geometry.grid import Box
 from volpipe.geometry.indexing import ranges
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.paths import check_links
 from volpipe.volumes.storage.tensorstore import Index
 
 Part = tuple[Box, np.ndarray]  # a box (z, y, x) of an array that is written, and its voxels (c, z, y, x)
@@ -130,7 +131,12 @@ def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | Turned:
     known, is_turned = header.known, header.known.get("turned", False)
     shape = header.shape[::-1] if is_turned else header.shape
     file = header.data_files[0] if header.data_files else header.path
-    array = FlatArray(RawFile(file), known["offset"], known["stored"], shape)
+    try:
+        raw = RawFile(file)
+    except OSError as error:
+        check_links(file)
+        raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
+    array = FlatArray(raw, known["offset"], known["stored"], shape)
     return Turned(array) if is_turned else array
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from volpipe.geometry.grid import Triple
 from volpipe.volumes.dialects.attributes import read_place as read_listed_place
 from volpipe.volumes.formats import flat
-from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.formats.ome import ListedLevel
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -42,7 +42,7 @@ class Walk(Protocol):
 
 
 @dataclass(frozen=True)
-class Files:
+class FileReader:
     """Reads the arrays in single files of a format; an array, or a group of them, has a key in its file.
 
     Attributes:
@@ -59,7 +59,7 @@ class Files:
     read_header: Callable[[Path, str], Header | None]
     open_array: Callable[[Header, int], StoredArray]
     read_attributes: Callable[[Path, str], Tree]
-    read_datasets: Callable[[Path, str], tuple[Dataset, ...] | None]
+    read_datasets: Callable[[Path, str], tuple[ListedLevel, ...] | None]
     exists: Callable[[Path, str], bool]
     walk: Walk
     probe: Callable[[Path], None] = lambda file: None
@@ -68,13 +68,13 @@ class Files:
 
 def one_array(
     read: Callable[[Path], Header], open_array: Callable[[Header, int], StoredArray] = flat.open_array
-) -> Files:
+) -> FileReader:
     """Return the reader of files that hold one array each, whose voxels lie flat unless it has an `open_array`."""
 
     def walk(file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
         yield ""
 
-    return Files(
+    return FileReader(
         read_header=lambda file, key: None if key else read(file),
         open_array=open_array,
         read_attributes=lambda file, key: {} if key else dict(read(file).attributes),
@@ -85,7 +85,7 @@ def one_array(
 
 
 @dataclass(frozen=True)
-class Folders:
+class FolderReader:
     """Reads the arrays and groups in folders of a format, also in remote places.
 
     Attributes:
@@ -98,7 +98,7 @@ class Folders:
 
     read_header: Callable[[Location], Header | None]
     read_attributes: Callable[[Location], Tree] = lambda folder: {}
-    read_datasets: Callable[[Location], tuple[Dataset, ...] | None] = lambda folder: None
+    read_datasets: Callable[[Location], tuple[ListedLevel, ...] | None] = lambda folder: None
     usual_file: str = ""
     files_above: Callable[[Location], Sequence[Location]] | None = None
 
@@ -298,8 +298,8 @@ class Format:
     suffixes: tuple[str, ...] = ()
     magics: tuple[tuple[int, bytes], ...] = ()
     recognises: Callable[[Path, bytes], bool] | None = None
-    files: Files | None = None
-    folders: Folders | None = None
+    files: FileReader | None = None
+    folders: FolderReader | None = None
     arrays: ArrayFolders | None = None
     write_group: GroupWriter | None = None
     is_ome: bool = False

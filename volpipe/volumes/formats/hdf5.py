@@ -26,11 +26,11 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.indexing import ranges
 from volpipe.volumes.dialects import bigdataviewer, imaris
 from volpipe.volumes.dialects.attributes import is_unsigned, read_axes, value_notes
-from volpipe.volumes.dialects.programs import Dataset, Meaning, unsigned
+from volpipe.volumes.dialects.programs import Hdf5Dataset, Meaning, unsigned
 from volpipe.volumes.formats import hdf5_probe
 from volpipe.volumes.formats.flat import Part
-from volpipe.volumes.formats.format import DEFAULT_KEY, Files, Format, ReadRow, Writing, stated_place
-from volpipe.volumes.formats.ome import Dataset as Level
+from volpipe.volumes.formats.format import DEFAULT_KEY, FileReader, Format, ReadRow, Writing, stated_place
+from volpipe.volumes.formats.ome import ListedLevel
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -137,7 +137,7 @@ def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Source:
+class VirtualSource:
     """Files with voxels of a virtual dataset.
 
     Attributes:
@@ -331,7 +331,7 @@ def _meaning(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> 
         return node[...].astype(float).tolist() if node.dtype.kind in "iuf" else None
 
     shape, dtype = tuple(map(int, dataset.shape)), voxel_dtype(dataset.dtype, f"{file}/{key}")
-    described = Dataset(file, key, shape, dtype, attributes, table)
+    described = Hdf5Dataset(file, key, shape, dtype, attributes, table)
     meanings = (program.read_meaning(described) for program in PROGRAMS)
     meaning = next(filter(None, meanings), Meaning(shape, dtype))
     if meaning.dtype.kind == "i" and is_unsigned(_attributes(dataset)):
@@ -339,13 +339,13 @@ def _meaning(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> 
     return meaning
 
 
-def read_datasets(file: Path, key: str) -> tuple[Level, ...] | None:
+def read_datasets(file: Path, key: str) -> tuple[ListedLevel, ...] | None:
     """Return the levels, finest first, of the group `key` if a program names them in its own way, else None."""
     if not any(program.GROUP.fullmatch(key) for program in PROGRAMS):
         return None
     keys = [f"{key}/{name}" for name in walk(file, key, enter_groups=True)]
     levels = next((levels for program in PROGRAMS for levels in program.find_levels(keys)), None)
-    return None if levels is None else tuple(map(Level, levels.keys))
+    return None if levels is None else tuple(map(ListedLevel, levels.keys))
 
 
 def _groups_of_levels(key: str, names: Sequence[str]) -> dict[str, str]:
@@ -376,7 +376,7 @@ def is_hdf5(file: Path, start: bytes) -> bool:
     return False
 
 
-def _find_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()) -> list[Source]:
+def _find_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()) -> list[VirtualSource]:
     """Return the files that a virtual dataset is made of; of other files none are needed.
 
     HDF5 shows fill in place of what is missing, and a dataset that is made of itself overflows its stack.
@@ -394,9 +394,9 @@ def _find_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()
         is_numbered = "%b" in source.file_name + source.dset_name
         boxes[source.file_name, source.dset_name] += [] if is_numbered else [source.vspace.get_select_bounds()]
     return [
-        Source(_numbered_files(file, name))
+        VirtualSource(_numbered_files(file, name))
         if "%b" in name + key
-        else Source(_files_below(dataset, name, key, (*chain, here)), np.array(found))
+        else VirtualSource(_files_below(dataset, name, key, (*chain, here)), np.array(found))
         for (name, key), found in sorted(boxes.items())
     ]
 
@@ -584,7 +584,7 @@ HDF5 = Format(
     ),
     suffixes=(".h5", ".hdf5", ".hdf"),
     recognises=is_hdf5,
-    files=Files(read_header, open_array, read_attributes, read_datasets, exists, walk, hdf5_probe.check),
+    files=FileReader(read_header, open_array, read_attributes, read_datasets, exists, walk, hdf5_probe.check),
     writing=Writing(
         ("gzip", "raw"),
         write_file=write,

@@ -35,13 +35,13 @@ from volpipe.volumes.formats import ome
 from volpipe.volumes.formats.format import (
     DEFAULT_KEY,
     ArrayFolders,
-    Folders,
+    FolderReader,
     Format,
     ReadRow,
     Writing,
     stated_place,
 )
-from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.formats.ome import ListedLevel
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     AXES,
@@ -237,7 +237,7 @@ def read_attributes(folder: Location) -> Tree:
     return read_json(folder / FILE) or {}
 
 
-def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
+def read_datasets(folder: Location) -> tuple[ListedLevel, ...] | None:
     """Return the levels that the `multiscales` of the N5 group at `folder` name, None where it has none.
 
     n5-universe lists their axes as N5 does dimensions.
@@ -579,7 +579,7 @@ N5 = Format(
     title="N5",
     row=ReadRow("N5", f"codecs {', '.join(CODECS)}", "N5-viewer, COSEM"),
     suffixes=(".n5",),
-    folders=Folders(read_header, read_attributes, read_datasets, usual_file=FILE),
+    folders=FolderReader(read_header, read_attributes, read_datasets, usual_file=FILE),
     arrays=N5Folders(),
     write_group=write_group,
     writing=Writing(("gzip", "zstd", "raw"), default_key=DEFAULT_KEY, place_attributes=place_attributes),

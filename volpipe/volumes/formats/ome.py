@@ -28,7 +28,7 @@ INCOMPLETE = " (incomplete)"  # at the end of an image's name, which viewers sho
 
 
 @dataclass(frozen=True)
-class Dataset:
+class ListedLevel:
     """One level as its group describes it.
 
     Attributes:
@@ -46,12 +46,12 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
 
-def level_keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
+def level_keys(group: str, datasets: tuple[ListedLevel, ...]) -> tuple[str, ...]:
     """Return the keys of the levels `datasets` of the group whose key is `group`."""
     return tuple(f"{group}/{dataset.path}".strip("/") for dataset in datasets)
 
 
-def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | None:
+def read_datasets(attributes: Tree, source: Location) -> tuple[ListedLevel, ...] | None:
     """Return the levels that the attributes of a group name, in that order; None where they describe no image.
 
     Raises:
@@ -85,7 +85,7 @@ def _ome(attributes: Tree, source: Location) -> Tree:
     return mapping(attributes["ome"], "ome", source) if "ome" in attributes else attributes
 
 
-def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Dataset:
+def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> ListedLevel:
     path = entry.get("path")
     if not isinstance(path, str) or not is_inner(path):
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
@@ -93,7 +93,7 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Datase
         axes, _ = _axes(image.get("axes"))
         stated = transform_place(entry.get("transform"))
         size = None if stated is None else stated.voxel_size_nm
-        return Dataset(path, axes, stated, coarseness=0.0 if size is None else math.prod(size))
+        return ListedLevel(path, axes, stated, coarseness=0.0 if size is None else math.prod(size))
     axes, units = _axes(image.get("axes"))
     where = f"{source} (OME-Zarr {version or 'of a version that it does not say'})"
     inner, outer = entry["coordinateTransformations"], image.get("coordinateTransformations") or []
@@ -101,11 +101,11 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Datase
     around = outer if isinstance(outer, list) else [outer]
     scale, shift = _composed([*own, *around], axes, where)
     if axes is None or not any(tree.get("type") == "scale" for tree in own):
-        return Dataset(path, axes, Place())
+        return ListedLevel(path, axes, Place())
     by_axis = [dict(zip(axes, values, strict=True)) for values in (scale, shift)]
     has_origin = any(entry.get("type") == "translation" for entry in [*own, *around])
     placed = place(by_axis[0], by_axis[1], dict(zip(axes, units, strict=True)))
-    return Dataset(path, axes, replace(placed, has_origin=has_origin), coarseness=math.prod(scale))
+    return ListedLevel(path, axes, replace(placed, has_origin=has_origin), coarseness=math.prod(scale))
 
 
 def _channel_names(omero: object) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import COLOUR_CHANNELS, palette_notes
 from volpipe.volumes.formats.flat import num_bytes
 from volpipe.volumes.formats.format import Format, ReadRow, one_array
-from volpipe.volumes.formats.tiff_pages import Decoder, Layout, Page, PagedArray
+from volpipe.volumes.formats.tiff_pages import Decoder, Layout, PagedArray, StoredPage
 from volpipe.volumes.storage.decoded_size import PNG
 from volpipe.volumes.storage.memory import check_memory
 from volpipe.volumes.storage.metadata import Header, Place, voxels
@@ -123,7 +123,7 @@ def open_array(header: Header, cache_bytes: int) -> PagedArray:
         return (data[..., :1] if is_reduced else data).reshape(page[1:]), None, None
 
     decoder = Decoder(page, header.dtype, plain=False, decode=decode)
-    pages = [Page(file, (0,), (file.stat().st_size,), None, decoder)]
+    pages = [StoredPage(file, (0,), (file.stat().st_size,), None, decoder)]
     return PagedArray(pages, Layout(header.shape, 0, page, decoder), cache_bytes)
 
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Triple
-from volpipe.volumes.formats.format import ArrayFolders, Folders, Format, ReadRow, Writing
-from volpipe.volumes.formats.ome import Dataset, is_inner
+from volpipe.volumes.formats.format import ArrayFolders, FolderReader, Format, ReadRow, Writing
+from volpipe.volumes.formats.ome import ListedLevel, is_inner
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -215,7 +215,7 @@ def root_of(header: Header) -> Location:
     return header.folder.parents[len(_parts(header.known["scale_metadata"])) - 1]
 
 
-def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
+def read_datasets(folder: Location) -> tuple[ListedLevel, ...] | None:
     """Return the levels of the volume at `folder`, as it lists them; None where there is none.
 
     Raises:
@@ -228,7 +228,7 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     for key in (scale.get("key") for scale in scales):
         if not isinstance(key, str) or not _is_inner(key):
             raise VolumeError(f"{folder / FILE}: the key {str(key)[:60]!r} of a level is no folder inside; mend it")
-    return tuple(Dataset(str(scale["key"]), coarseness=_coarseness(scale)) for scale in scales)
+    return tuple(ListedLevel(str(scale["key"]), coarseness=_coarseness(scale)) for scale in scales)
 
 
 def _coarseness(scale: Mapping[str, Any]) -> float:
@@ -558,7 +558,7 @@ PRECOMPUTED = Format(
         "`resolution`, `voxel_offset`",
     ),
     suffixes=(SUFFIX,),
-    folders=Folders(read_header, read_attributes, read_datasets, files_above=_files_above),
+    folders=FolderReader(read_header, read_attributes, read_datasets, files_above=_files_above),
     arrays=PrecomputedFolders(),
     write_group=write_group,
     writing=Writing(

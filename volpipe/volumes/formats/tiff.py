@@ -26,9 +26,9 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import COLOUR_CHANNELS, INVERTING_TABLE, PALETTE, palette_notes
 from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
-from volpipe.volumes.formats.format import Files, Format, ReadRow, Writing
-from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.formats.tiff_pages import Decoder, Layout, Page, PagedArray
+from volpipe.volumes.formats.format import FileReader, Format, ReadRow, Writing
+from volpipe.volumes.formats.ome import ListedLevel
+from volpipe.volumes.formats.tiff_pages import Decoder, Layout, PagedArray, StoredPage
 from volpipe.volumes.storage import decoded_size
 from volpipe.volumes.storage.memory import check_memory
 from volpipe.volumes.storage.metadata import (
@@ -76,7 +76,7 @@ def read_header(file: Path, key: str) -> Header | None:
         return _header(key, stack, image)
 
 
-def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
+def read_datasets(file: Path, key: str) -> tuple[ListedLevel, ...] | None:
     """Return the levels of the series `key`; None where it has no coarser ones."""
     with _opened(file) as stack:
         image = stack.find(key)
@@ -85,7 +85,7 @@ def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
         axes = read_axes(image.series, file)
         where = read_place(stack.tif, image.series, image.number, axes)
         return tuple(
-            Dataset(f"s{i}", axes, coarser(where, axes, image.series, i), coarseness=1 / math.prod(level.shape))
+            ListedLevel(f"s{i}", axes, coarser(where, axes, image.series, i), coarseness=1 / math.prod(level.shape))
             for i, level in enumerate(image.series.levels)
         )
 
@@ -388,7 +388,7 @@ def _parents(series: TiffPageSeries) -> set[TiffFile]:
     return {page.parent for page in series if page is not None}
 
 
-def _pages(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page]:
+def _pages(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[StoredPage]:
     """Return where the pages of a series lie, and how each is decoded: by its own tags, where they differ."""
     file, pages = stack.file, list(series)
     missing = pages.count(None)
@@ -416,11 +416,11 @@ def _pages(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page
     return result
 
 
-def _page(page: TiffPage | TiffFrame, decoder: Decoder, file: Path) -> Page:
+def _page(page: TiffPage | TiffFrame, decoder: Decoder, file: Path) -> StoredPage:
     places = tuple(page.dataoffsets), tuple(page.databytecounts)
     if not all(isinstance(n, int) for numbers in places for n in numbers):
         raise VolumeError(f"{file}: offsets or lengths of strips or tiles are no whole numbers; it is damaged")
-    return Page(file, *places, page.jpegtables, decoder)
+    return StoredPage(file, *places, page.jpegtables, decoder)
 
 
 def _with_own_tags(page: TiffPage | TiffFrame) -> TiffPage:
@@ -767,7 +767,7 @@ TIFF = Format(
     ),
     suffixes=(".tif", ".tiff"),
     magics=tuple((0, magic) for magic in MAGICS),
-    files=Files(read_header, open_array, read_attributes, read_datasets, exists, walk, why_several=why_several),
+    files=FileReader(read_header, open_array, read_attributes, read_datasets, exists, walk, why_several=why_several),
     writing=Writing(
         ("raw", "gzip", "zstd"), "keeps no origin", write, has_keys=False, has_chunks=False, has_record=False
     ),

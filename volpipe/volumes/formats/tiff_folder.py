@@ -29,7 +29,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.units import listed
 from volpipe.volumes.formats import picture, tiff
-from volpipe.volumes.formats.format import Folders, Format, ReadRow
+from volpipe.volumes.formats.format import FolderReader, Format, ReadRow
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.tensorstore import Index, StoredArray
@@ -444,5 +444,5 @@ SLICES = Format(
         "by the numbers in their names (`z-1.tif`, `z0.5.tif`, `z10.tif`), which may count channels and times, too",
         "the first slice, if it says its thickness",
     ),
-    folders=Folders(read_header),
+    folders=FolderReader(read_header),
 )

@@ -47,7 +47,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class Page:
+class StoredPage:
     """Where the strips or tiles of a page lie, and how they are decoded."""
 
     file: Path
@@ -90,7 +90,7 @@ class Layout:
 class PagedArray:
     """An array of pages, compressed or not, that several threads may read."""
 
-    def __init__(self, pages: list[Page], layout: Layout, cache_bytes: int) -> None:
+    def __init__(self, pages: list[StoredPage], layout: Layout, cache_bytes: int) -> None:
         self._pages = pages
         self._layout = layout
         self._dtype = voxel_dtype(layout.decoder.stored, "a page")
@@ -138,7 +138,7 @@ class PagedArray:
 
 
 def _decode(
-    pages: list[Page], open_file: Callable[[Path], RawFile], page_number: int, number: int
+    pages: list[StoredPage], open_file: Callable[[Path], RawFile], page_number: int, number: int
 ) -> np.ndarray | None:
     """Return one strip or tile (1, depth, length, width, samples), None where the file leaves it out."""
     page = pages[page_number]
@@ -161,7 +161,7 @@ def _decode(
     return None if data is None else _checked(np.asarray(data), page, number)[np.newaxis]
 
 
-def _checked(data: np.ndarray, page: Page, number: int) -> np.ndarray:
+def _checked(data: np.ndarray, page: StoredPage, number: int) -> np.ndarray:
     """Return `data`, a strip or tile; raise where a picture in it has other voxels than the page says."""
     stored = page.decoder.stored.newbyteorder("=")
     is_bilevel = stored.kind == "b" and (data.dtype.kind == "b" or not (data > 1).any())

@@ -18,9 +18,17 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import read_axes, value_notes
 from volpipe.volumes.formats import ome
-from volpipe.volumes.formats.format import DEFAULT_KEY, ArrayFolders, Folders, Format, ReadRow, Writing, stated_place
+from volpipe.volumes.formats.format import (
+    DEFAULT_KEY,
+    ArrayFolders,
+    FolderReader,
+    Format,
+    ReadRow,
+    Writing,
+    stated_place,
+)
 from volpipe.volumes.formats.n5 import cosem_multiscale, cosem_transform
-from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.formats.ome import ListedLevel
 from volpipe.volumes.storage import decoded_size, paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource
 from volpipe.volumes.storage.metadata import (
@@ -373,7 +381,7 @@ def consolidated_arrays(folder: Location) -> list[str] | None:
     return sorted(key for key in keys if ".." not in key.split("/")) or None
 
 
-def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
+def read_datasets(folder: Location) -> tuple[ListedLevel, ...] | None:
     """Return the levels that the `multiscales` of the Zarr group at `folder` name, None where it has none."""
     return ome.read_datasets(read_attributes(folder), folder)
 
@@ -506,7 +514,7 @@ def _open_array(header: Header, outermost: str) -> zarr.Array[Any]:  # Any: of e
         decoded_size.check(part.data, outermost, num_bytes)  # before a decoder takes the memory
         return part.data
 
-    class Files(WrapperStore[Any]):  # Any: no other store is asked
+    class ArrayStore(WrapperStore[Any]):  # Any: no other store is asked
         """The files of the array, its chunks by whatever name they have."""
 
         async def get(
@@ -515,7 +523,7 @@ def _open_array(header: Header, outermost: str) -> zarr.Array[Any]:  # Any: of e
             data = await asyncio.to_thread(read, key)
             return None if data is None else prototype.buffer.from_bytes(data)
 
-    return zarr.open_array(Files(MemoryStore(read_only=True)), mode="r")
+    return zarr.open_array(ArrayStore(MemoryStore(read_only=True)), mode="r")
 
 
 class Zarr2Folders(ArrayFolders):
@@ -573,7 +581,7 @@ def write_group(folder: Location, multiscale: Multiscale, own: Tree, is_incomple
     merge_json(folder / ".zattrs", ome.named(new, is_incomplete=is_incomplete))
 
 
-FOLDERS = Folders(read_header, read_attributes, read_datasets, usual_file="zarr.json")
+FOLDERS = FolderReader(read_header, read_attributes, read_datasets, usual_file="zarr.json")
 CODECS = ("zstd", "gzip", "raw")
 WRITING = Writing(CODECS, default_key=DEFAULT_KEY, place_attributes=stated_place)
 ZARR2 = Format("zarr2", folders=FOLDERS, arrays=Zarr2Folders(), write_group=write_group, writing=WRITING)

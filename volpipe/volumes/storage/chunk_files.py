@@ -23,7 +23,7 @@ from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Grid, Index
 from volpipe.volumes.storage import decoded_size, paths
 from volpipe.volumes.storage.metadata import ChunkScheme, Header, IndexPlace, Style
-from volpipe.volumes.storage.object_store import Part, Remote
+from volpipe.volumes.storage.object_store import Fetched, Remote
 from volpipe.volumes.storage.paths import Location
 
 log = logging.getLogger(__name__)
@@ -369,7 +369,7 @@ class ChunkSource:
         self._most = 2 * _num_bytes(header.write_unit, header) + SPARE_BYTES
         self._own = "gzip" if file_codec(header) == "gzip" else ""
 
-    def fetch(self, unit: Index, span: tuple[int, int] | None = None, tag: str = "") -> Part | None:
+    def fetch(self, unit: Index, span: tuple[int, int] | None = None, tag: str = "") -> Fetched | None:
         """Return the file at `unit` of the grid, or a span of it, as `object_store.fetch`; None where there is none.
 
         Raises:
@@ -451,7 +451,7 @@ class ChunkSource:
                 self._names = replace(names, others=(*names.others, entry))
                 log.warning("%s: chunk files are named %s, not %s as the metadata say", self._header.folder, *entry[1:])
 
-    def _read(self, unit: Index, style: Style, span: tuple[int, int] | None, tag: str) -> Part | None:
+    def _read(self, unit: Index, style: Style, span: tuple[int, int] | None, tag: str) -> Fetched | None:
         file = self._header.folder / self._files.name(unit, style)
         if not can_unpack(self._header, style):
             if not self._is_there(unit, style):
@@ -463,7 +463,7 @@ class ChunkSource:
         if part is None or not extension:
             return part
         data = decoded_size.undo(part.data, (decoded_size.SUFFIXES[extension],), self._most, self._own)
-        return Part(data, part.stamp, len(data))
+        return Fetched(data, part.stamp, len(data))
 
 
 def _num_bytes(shape: tuple[int, ...], header: Header) -> int:

@@ -36,7 +36,7 @@ from volpipe.volumes.storage.chunk_files import (
 )
 from volpipe.volumes.storage.damage import check_content
 from volpipe.volumes.storage.metadata import Header
-from volpipe.volumes.storage.object_store import Part, Remote, Stamp
+from volpipe.volumes.storage.object_store import Fetched, Remote, Stamp
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.requests import each, room
 
@@ -82,18 +82,18 @@ class ChunkCache:
     """Chunks as they are stored, up to `limit` bytes of them; those used last stay."""
 
     limit: int
-    _chunks: OrderedDict[tuple[int, Index], Part] = field(default_factory=OrderedDict)
+    _chunks: OrderedDict[tuple[int, Index], Fetched] = field(default_factory=OrderedDict)
     _num_bytes: int = 0
-    _coming: dict[tuple[int, Index], Future[Part | None]] = field(default_factory=dict)
+    _coming: dict[tuple[int, Index], Future[Fetched | None]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def get(self, key: tuple[int, Index]) -> Part | None:
+    def get(self, key: tuple[int, Index]) -> Fetched | None:
         with self._lock:
             if key in self._chunks:
                 self._chunks.move_to_end(key)
             return self._chunks.get(key)
 
-    def get_or(self, key: tuple[int, Index], fetch: Callable[[], Part | None]) -> Part | None:
+    def get_or(self, key: tuple[int, Index], fetch: Callable[[], Fetched | None]) -> Fetched | None:
         """Return a chunk that is kept, or what `fetch` gives, once for all who ask meanwhile; None if not stored."""
         with self._lock:
             coming = self._coming.get(key)
@@ -121,7 +121,7 @@ class ChunkCache:
             part = self._chunks.pop(key, None)
             self._num_bytes -= 0 if part is None else len(part.data)
 
-    def put(self, key: tuple[int, Index], part: Part) -> None:
+    def put(self, key: tuple[int, Index], part: Fetched) -> None:
         if len(part.data) > self.limit:
             return
         with self._lock:
@@ -253,7 +253,7 @@ class FetchedArray:
             cached = self._cache.get((self._number, chunk))
             if span is not None and whole is not None:
                 content = whole.data[slice(*span)]
-                self._cache.put((self._number, chunk), Part(content, whole.stamp))
+                self._cache.put((self._number, chunk), Fetched(content, whole.stamp))
                 self._decode(region, data, chunk, content)
             elif span is None or index is None:
                 self._decode(region, data, chunk, None)
@@ -275,7 +275,7 @@ class FetchedArray:
         part = self._fetch(shard, (-num_bytes, 0) if at_end else (0, num_bytes))
         return None if part is None else self._parsed(self._file(shard), part, part.data)
 
-    def _parsed(self, file: Location, part: Part, data: bytes) -> ShardIndex:
+    def _parsed(self, file: Location, part: Fetched, data: bytes) -> ShardIndex:
         """Return the index in `data`, a shard or the part of it with the index, and keep it."""
         index = ShardIndex(ChunkFiles(self._header).parse_index(data, part.file_bytes), part.stamp)
         with self._lock:
@@ -297,17 +297,17 @@ class FetchedArray:
         part = self._range(shard, index, start, stop)
         for span, chunk in group:
             content = part.data[span[0] - start : span[1] - start]
-            self._cache.put((self._number, chunk), Part(content, part.stamp))
+            self._cache.put((self._number, chunk), Fetched(content, part.stamp))
             self._decode(region, data, chunk, content)
 
-    def _range(self, shard: Index, index: ShardIndex, start: int, stop: int) -> Part:
+    def _range(self, shard: Index, index: ShardIndex, start: int, stop: int) -> Fetched:
         """Return these bytes of a shard, which must be the one of `index` still."""
         part = self._fetch(shard, (start, stop), index.stamp.tag)
         if part is None or part.stamp != index.stamp:
             raise ChangedError(f"{self._file(shard)} changed while it was read")
         return part
 
-    def _fetch(self, unit: Index, span: tuple[int, int] | None = None, tag: str = "") -> Part | None:
+    def _fetch(self, unit: Index, span: tuple[int, int] | None = None, tag: str = "") -> Fetched | None:
         with self._at_once:
             part = self._source.fetch(unit, span, tag)
         tensorstore.count(read=0 if part is None else len(part.data))

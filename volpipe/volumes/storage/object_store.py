@@ -145,7 +145,7 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Part:
+class Fetched:
     """Bytes of a file, or all of them, and the stamp of the file that they were in.
 
     `num_bytes` are those of the whole file: of one that its server has packed, unpacked; None: as the stamp says.
@@ -169,7 +169,7 @@ def fetch(
     denied_ok: bool = False,
     most: int = MOST_ENCODED_BYTES,
     own: str = "",
-) -> Part | None:
+) -> Fetched | None:
     """Return `file`, or the bytes of a `span` of it, by one request; None where there is no such file.
 
     One that has a Content-Encoding is unpacked, and is fetched whole where a span of it is needed: a server that packs
@@ -195,9 +195,9 @@ def fetch(
     if span is not None:
         options["range"] = {"suffix": -span[0]} if span[0] < 0 else span
 
-    def request() -> tuple[Part, tuple[str, ...]]:
+    def request() -> tuple[Fetched, tuple[str, ...]]:
         result = obstore.get(client(file), file.key, options=options)
-        return Part(bytes(result.bytes()), _stamp(result.meta)), _encodings(file, result)
+        return Fetched(bytes(result.bytes()), _stamp(result.meta)), _encodings(file, result)
 
     answer = _ask(file, request, missing_ok=True, denied_ok=denied_ok)
     if answer is None or not answer[1]:
@@ -205,7 +205,7 @@ def fetch(
     part, encodings = answer
     if span is None:
         data = _undo(file, part.data, encodings, most, own)
-        return Part(data, part.stamp, len(data))
+        return Fetched(data, part.stamp, len(data))
     if part.stamp.num_bytes > MOST_ENCODED_BYTES:
         raise VolumeError(
             f"{file.address} has Content-Encoding {', '.join(encodings)}, so that no part of its "
@@ -215,7 +215,7 @@ def fetch(
     if whole is None:
         return None
     first, last = span if span[0] >= 0 else (max(0, len(whole.data) + span[0]), len(whole.data))
-    return Part(whole.data[first:last], whole.stamp, len(whole.data))
+    return Fetched(whole.data[first:last], whole.stamp, len(whole.data))
 
 
 def stamp(file: Remote) -> Stamp | None:

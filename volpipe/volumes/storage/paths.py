@@ -24,7 +24,7 @@ from pathlib import Path
 from volpipe.errors import FullDiskError, VolumeError
 from volpipe.resolve import path_of
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.object_store import MOST_ENCODED_BYTES, Part, Remote, Stamp
+from volpipe.volumes.storage.object_store import MOST_ENCODED_BYTES, Fetched, Remote, Stamp
 from volpipe.volumes.storage.requests import each
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def fetch(
     denied_ok: bool = False,
     most: int = MOST_ENCODED_BYTES,
     own: str = "",
-) -> Part | None:
+) -> Fetched | None:
     """Return `file`, or a span of it, with its stamp; None where there is no such file.
 
     Arguments are those of `object_store.fetch`, of which only the span means something on a disk.
@@ -237,7 +237,7 @@ def fetch(
         if not find_file(file):
             return None
         raise
-    return Part(data, Stamp(status.st_size, status.st_mtime_ns))
+    return Fetched(data, Stamp(status.st_size, status.st_mtime_ns))
 
 
 def size(file: Location) -> int | None:

@@ -55,7 +55,7 @@ def find_known(records: Iterable[Record[Any]], num_blocks: int) -> Known:  # Any
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class InputComparison:
     """Blocks of a work whose input is not as it was when they read it; an array of flags, (blocks,), for each answer.
 
     Attributes:
@@ -76,7 +76,7 @@ class Comparison:
 
 def compare(
     records: Iterable[Record[Any]], volume: Volume, box: Callable[[int], Box], done: np.ndarray
-) -> Comparison:  # Any: of any kind
+) -> InputComparison:  # Any: of any kind
     """Return how `volume` compares with what the blocks read of which the `records` of a journal speak.
 
     Args:
@@ -89,4 +89,4 @@ def compare(
     for block in np.flatnonzero(has_read & ~known.mixed).tolist():
         now = states.hash(box(block))
         moved[block] = not now or now != known.of(block).partition(":")[0]
-    return Comparison(known, known.mixed | (done & ~has_read), moved)
+    return InputComparison(known, known.mixed | (done & ~has_read), moved)

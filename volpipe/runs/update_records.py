@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -25,12 +25,10 @@ from volpipe.units import count
 STAGE = "update"
 SHARDS = "s0"  # of level 0, whichever stage wrote them; those of coarser levels are s1 and so on
 SEEN = "seen"  # what blocks read: taken back where it has changed, not of their neighbours, which keep some shards
-LEVEL = ""  # of entries that begin with the level of their shard
 BLOCKS = "blocks"
 UNPLACED = ("solve", "number", "name", "graph")  # stages whose units are no blocks: they keep their numbers
 Grids = Mapping[str, tuple[int, ...]]
 Number = Callable[[str, int], int | None]  # of a unit now, by key and number; None of one that was taken back
-Units = Mapping[str, str]  # of a result: keys of the units that its entries are of, by the names of its fields
 Remainder = Callable[[Record[Any]], Record[Any]]
 
 
@@ -103,6 +101,54 @@ def updates_in(journal: Path, kinds: Kinds) -> list[Updated]:
     return [result for result in results if isinstance(result, Updated)]
 
 
+@dataclass(frozen=True)
+class UnitEntries:
+    """Entries of a result that are units of one key, or begin with one."""
+
+    key: str
+
+    def rest(self, entries: Iterable[Any], number: Number) -> Iterator[Any]:  # Any: units, or what begins with one
+        """Yield the rest of `entries`, with the numbers of now."""
+        for entry in entries:
+            is_unit = isinstance(entry, int)
+            unit = number(self.key, entry if is_unit else entry[0])
+            if unit is not None:
+                yield unit if is_unit else (unit, *entry[1:])
+
+
+@dataclass(frozen=True)
+class ShardEntries:
+    """Entries of a result that begin with the level and the number of a shard."""
+
+    def rest(self, entries: Iterable[Any], number: Number) -> Iterator[Any]:  # Any: of a shard
+        """Yield the rest of `entries`, with the numbers of now."""
+        for level, shard, *more in entries:
+            unit = number(f"s{level}", shard)
+            if unit is not None:
+                yield (level, unit, *more)
+
+
+Entries = Mapping[str, UnitEntries | ShardEntries]  # what those of a result are of, by the names of its fields
+
+
+class UnitResult:
+    """A result of a task, a dataclass whose fields have entries for its units, of which an update takes back some.
+
+    Attributes:
+        ENTRIES: what the entries are of, by the names of the fields.
+    """
+
+    ENTRIES: ClassVar[Entries]
+
+    def rest(self, number: Number) -> Self | None:
+        """Return what of it still counts, with the numbers of now; None where nothing does."""
+        rest = {name: tuple(own.rest(getattr(self, name), number)) for name, own in self.ENTRIES.items()}
+        if not any(rest.values()):
+            return None
+        changed: Self = dataclasses.replace(self, **rest)  # type: ignore[type-var]  # those that have it are dataclasses
+        return changed
+
+
 def key_of(stage: str) -> str:
     """Return by which key updates take back units of `stage`: those of stages that write shards, by these."""
     if stage in ("reassemble", "paint"):
@@ -141,27 +187,11 @@ def _rest(record: Record[Any], number: Number, renumbered: Callable[[str, int], 
     key, result = key_of(record.stage), record.result
     done = tuple(now for unit in record.done if (now := number(key, unit)) is not None)
     failed = tuple((now, why) for unit, why in record.failed if (now := number(key, unit)) is not None)
-    units = getattr(result, "UNITS", None)
     if isinstance(result, Attempt):  # its time is lost, whatever becomes of its units
         result = dataclasses.replace(result, units=tuple(renumbered(key, unit) for unit in result.units))
-    elif result is not None and units:
-        rest = {name: tuple(_entries(getattr(result, name), number, own)) for name, own in units.items()}
-        result = dataclasses.replace(result, **rest) if any(rest.values()) else None
+    elif isinstance(result, UnitResult):
+        result = result.rest(number)
     elif record.done and not done:
         result = None
     rest_of_it = dataclasses.replace(record, done=done, failed=failed, result=result)
     return record if rest_of_it == record else rest_of_it
-
-
-def _entries(entries: Iterable[Any], number: Number, key: str) -> Iterator[Any]:  # Any: units, or what begins with one
-    """Yield the rest of the `entries` of a result, whose units have that `key`."""
-    for entry in entries:
-        if isinstance(entry, int):
-            unit = number(key, entry)
-            if unit is not None:
-                yield unit
-            continue
-        level, rest = ((entry[0],), entry[1:]) if key == LEVEL else ((), entry)
-        unit = number(key or f"s{entry[0]}", rest[0])
-        if unit is not None:
-            yield (*level, unit, *rest[1:])
