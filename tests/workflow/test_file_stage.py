@@ -15,7 +15,7 @@ from volpipe.blockwise.work import Steps
 from volpipe.recipes.toml import Section
 from volpipe.recipes.workflow import VOLUME, Flow, FlowStage
 from volpipe.runs.options import RunOptions
-from volpipe.runs.work import Listener
+from volpipe.runs.stage_work import Listener
 from volpipe.stages.file_stage import FileStage
 from volpipe.workflow.execute import FlowReport
 from volpipe.workflow.kinds import KINDS
