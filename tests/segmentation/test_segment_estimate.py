@@ -404,7 +404,7 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
 
 
 def test_times_of_a_labelling_say_what_they_rest_on() -> None:
-    from volpipe.cli.segment import time_table
+    from volpipe.display.plans import time_table
 
     stages = (StageTime("pieces", 12, 61.0), StageTime("graph", 1, 3.0))
     table = time_table(StageTimes(stages, 0.0, 1000, is_guess=True), "local")

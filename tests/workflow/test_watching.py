@@ -404,10 +404,11 @@ def test_stages_of_a_flow_and_trials_have_a_line_each() -> None:
     def trial(number: int, done: int, state: Driver) -> Status:
         pace = TrainingPace(done, 0.0123, 2.5)
         stages = {"train": StageNote(done, 1000)}
-        return Status("training", f"sw/{number:03}", done == 1000, state, stages, name=f"{number:03}", pace=pace)
+        name = f"{number:03}"
+        return Status("training", f"sw/{name}", done == 1000, state, stages, name=name, pace=pace, view="steps")
 
     trials = tuple(trial(n, 500 if n == 37 else 1000, driver if n == 37 else Driver("ended")) for n in range(40))
-    text = drawn(Status("trials", "sw", False, driver, parts=trials))
+    text = drawn(Status("trials", "sw", False, driver, parts=trials, view="steps"))
     assert "037" in text and "500 / 1,000 0.0123 2.5 steps/s 3 min 20 s running" in text and "more" in text
     assert plain_line(trials[37]) == "sw/037: train 500/1,000, loss 0.0123, 2.5 steps/s; about 3 min 20 s left"
 

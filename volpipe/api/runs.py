@@ -33,7 +33,7 @@ from volpipe.workflow.driver import Listener, Report
 from volpipe.workflow.execute import FlowListener, FlowReport, heard_by
 from volpipe.workflow.plan import plan_flow
 from volpipe.workflow.prepare import check_opened, prepare, prepare_for, sample_for
-from volpipe.workflow.work_plan import HeldPlan, RunPlan, StagesPlan, WorkPlan, find_work_plan
+from volpipe.workflow.work_plan import HeldPlan, RunPlan, StagesPlan, WorkPlan, execute, find_work_plan, preview
 
 
 def plan_request(asked: Request, sizing: Sizing = UNSIZED) -> WorkPlan:
@@ -116,7 +116,8 @@ def estimate(
     if planned is None:
         raise VolpipeError(f"{type(plan).__name__} is no plan; give what vp.plan returned")
     planned.check_volume()
-    return planned.preview(None if site is None else site_of(site, planned.folder)[0], on_try)
+    found: Forecast | FlowCost = preview(planned, None if site is None else site_of(site, planned.folder)[0], on_try)
+    return found
 
 
 @homes_known
@@ -178,7 +179,7 @@ def run(
         update=update or follow is not None, measure_again=measure_again, follow=follow,
     )  # fmt: skip
     with monitored(metrics, "run", recipe), _telling_stages(progress, on_progress, listener) as hears:
-        report: Report | FlowReport = planned.work(planned.limited(options, only), hears).run(start)
+        report: Report | FlowReport = execute(planned, start, planned.limited(options, only), hears)
         return report
 
 

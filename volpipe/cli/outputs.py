@@ -199,7 +199,7 @@ def show_status(status: Status, most: int | None) -> None:
     if status.datasets:
         out.print(result_table(status.datasets, None if most is None else MOST_DATASETS))
     for number, part in enumerate(status.parts, 1):
-        out.print(f"{'stage' if status.kind == 'stages' else 'trial'} {number} of {len(status.parts)}")
+        out.print(f"{'trial' if status.view == 'steps' else 'stage'} {number} of {len(status.parts)}")
         show_status(part, most)
     if status.missing:
         out.print(missing_table(status.missing, most))

@@ -17,21 +17,18 @@ from volpipe.display import console
 from volpipe.display.console import (
     INCOMPLETE,
     check_folder,
-    columns,
     err,
     interruptible,
     result_file,
     result_is_in_files,
     tell_report,
 )
+from volpipe.display.plans import time_table
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_ending, print_missing
-from volpipe.units import duration
 from volpipe.volumes.storage.result_file import json_bytes, json_kind
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from volpipe.estimation.estimate import StageTimes
     from volpipe.segmentation.plan import SegmentPlan
 
@@ -89,14 +86,3 @@ def segment(
         return
     print_ending(result, *times)
     tell_report(result.folder)
-
-
-def time_table(times: StageTimes, site: str) -> Table:
-    """Return a table of the time of each stage and of all stages on `site`."""
-    guess = "≈ " if times.is_guess else ""
-    table = columns("stage", "tasks", "time")
-    for stage in times.stages:
-        table.add_row(stage.name, f"{stage.num_tasks:,}", f"{guess}{duration(times.elapsed(stage))}")
-    basis = "synthetic voxels tried there, for its input does not exist yet" if times.is_guess else "voxels tried there"
-    table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {basis}"
-    return table

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import volpipe
-from volpipe.cli import segment
 from volpipe.display.console import columns, err, out, tell_report
-from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
+from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table, time_table
 from volpipe.display.reports import print_ending, print_missing
 from volpipe.units import bounded, count, duration, size
 
@@ -210,7 +209,7 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
             if each.stage.summary:
                 out.print(each.stage.summary)
             if each.times is not None and each.stage.makes_volume:
-                out.print(segment.time_table(each.times, config))
+                out.print(time_table(each.times, config))
             out.print(f"writes {each.stage.out}")
     out.print()
     out.print(cost_table(cost))

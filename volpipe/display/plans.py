@@ -14,7 +14,7 @@ from volpipe.display.console import columns
 from volpipe.units import bounded, count, duration, in_nm, shape, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
-    from volpipe.estimation.estimate import Estimate, Slots
+    from volpipe.estimation.estimate import Estimate, Slots, StageTimes
     from volpipe.estimation.forecast import Alternative, Forecast
     from volpipe.inference.intensity import Affine
     from volpipe.inference.plan import Plan
@@ -260,3 +260,14 @@ def _pairs() -> Table:
 
 def _part_of_all(num: int, whole: int) -> str:
     return f"{num:,}" if num == whole else f"{num:,} (of {whole:,})"
+
+
+def time_table(times: StageTimes, site: str) -> Table:
+    """Return a table of the time of each stage and of all stages on `site`."""
+    guess = "≈ " if times.is_guess else ""
+    table = columns("stage", "tasks", "time")
+    for stage in times.stages:
+        table.add_row(stage.name, f"{stage.num_tasks:,}", f"{guess}{duration(times.elapsed(stage))}")
+    basis = "synthetic voxels tried there, for its input does not exist yet" if times.is_guess else "voxels tried there"
+    table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {basis}"
+    return table

@@ -116,12 +116,7 @@ def _stages(status: Status) -> Iterator[tuple[str, StageNote]]:
 def view(status: Status, height: int) -> RenderableType:
     """Return how far the work is, as a terminal of so many lines shows it."""
     most = max(1, height - OTHER_LINES)
-    if status.kind == "batch":
-        table = live_table(status.datasets, {n: _now(part) for n, part in status.at_work.items()}, most)
-    elif status.kind in ("training", "trials"):
-        table = _training_table(status, most)
-    else:
-        table = _stage_table(status, most)
+    table = {"units": _stage_table, "steps": _training_table, "datasets": _dataset_table}[status.view](status, most)
     last = waiting_line(status.driver) if status.driver.waits else f"{status.driver.name} is at work"
     return Group(Text(headline(status)), table, Text(last))
 
@@ -130,10 +125,15 @@ def headline(status: Status) -> str:
     """Return what is made, how much of it is done, and the time that is left."""
     note, left = status.driver.note, status.seconds_left
     parts = [f"{note.part:.0%} done"] if note is not None and note.part is not None else []
-    if status.kind == "batch":
+    if status.datasets:
         parts = [f"{status.stages['datasets'].done:,} of {count(len(status.datasets), 'dataset')} done"]
     parts += [f"about {duration(left)} left"] if left is not None else []
     return f"{status.output}: {', '.join(parts) or 'at work'}"
+
+
+def _dataset_table(status: Status, most: int) -> Table:
+    """Return a line for each dataset of a batch."""
+    return live_table(status.datasets, {n: _now(part) for n, part in status.at_work.items()}, most)
 
 
 def _now(status: Status) -> Now:

@@ -104,16 +104,12 @@ def monitored(target: str | int | Path | None, command: str, recipe: object = No
     from volpipe.blockwise.work import observing
     from volpipe.monitoring.metrics import Metrics  # knows works of every kind: most of what a run would import
 
-    registry, metrics = CollectorRegistry(), Metrics(command, _name_of(recipe))
+    name = Path(recipe).stem if isinstance(recipe, str | Path) else ""
+    registry, metrics = CollectorRegistry(), Metrics(command, name)
     registry.register(metrics)
     publisher = _served if isinstance(place, Port) else _kept_in_file
     with publisher(place, registry) as address, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
         yield address
-
-
-def _name_of(recipe: object) -> str:
-    """Return the name of a recipe that is given by one, "" of any other."""
-    return Path(recipe).stem if isinstance(recipe, str | Path) else ""
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from volpipe.volumes.storage import paths
 
 UNCOMPARED = "but what it reads is changed by another stage; the same command compares it"
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
+View = Literal["units", "steps", "datasets"]
 T = TypeVar("T")
 
 
@@ -70,6 +71,8 @@ class Status:
         name: of one of several stages or trials.
         pace: of a training that has taken a step.
         goes: whether its folder goes once it is complete.
+        view: what a watcher is shown: units of stages, steps of trainings, or datasets.
+        is_volume: whether the output is a volume.
     """
 
     kind: str
@@ -88,6 +91,8 @@ class Status:
     name: str = ""
     pace: TrainingPace | None = None
     goes: bool = False
+    view: View = "units"
+    is_volume: bool = False
 
     @property
     def state(self) -> State:
@@ -176,7 +181,7 @@ def output_status(work: OutputWork[Any, Any], driver: Driver, kind: str) -> Stat
         remark = f"so its journal says; whether the output is there cannot be seen: {error}"
     return Status(
         kind, out, is_complete, driver, notes, ledger.totals, ledger.missing, remark,
-        folder=work.folder.path,
+        folder=work.folder.path, is_volume=True,
     )  # fmt: skip
 
 

@@ -158,8 +158,7 @@ def outputs_of(folder: str) -> list[str]:
         status = find_status(folder)
     except RunError:  # nobody began anything there
         return []
-    parts = [part for part in status.parts if status.kind == "stages" and part.kind in ("run", "labels")]
-    return [part.output for part in parts if paths.exists(paths.locate(part.output))]
+    return [part.output for part in status.parts if part.is_volume and paths.exists(paths.locate(part.output))]
 
 
 def _progress_sentence(states: np.ndarray, driver: Driver) -> str:

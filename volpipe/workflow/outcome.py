@@ -13,8 +13,8 @@ from pathlib import Path
 
 from volpipe.errors import VolumeError
 from volpipe.inference.statistics import affine, in_numbers
-from volpipe.recipes.inference import Normalise, Recipe
-from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe, run_sections
+from volpipe.recipes.inference import Recipe
+from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, TrainRecipe, run_sections
 from volpipe.reporting.panels import Panel, curve, panels_png
 from volpipe.runs.provenance import settings_of
 from volpipe.training.data.volumes import resolve_address
@@ -82,7 +82,10 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
     """
     first, weights = recipe.data[0], folder / WEIGHTS
     try:
-        normalise = recipe.normalise if first.stored else _in_numbers(recipe, first, search_path)
+        normalise = recipe.normalise
+        if not first.stored:
+            dtype = open_volume(resolve_address(first.path, search_path), first.key, level=first.level).dtype
+            normalise = in_numbers(normalise, affine(normalise, dtype, None))
     except VolumeError:  # the volume may go once its training is done
         if not (folder / RUN_RECIPE).is_file():
             raise
@@ -93,9 +96,3 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
         (folder / RUN_RECIPE).write_text("\n".join(settings_of(chosen)) + "\n", encoding="utf-8")
     volume = "VOLUME" if first.stored else f"{first.path}/{first.key}" if first.key else first.path
     return shlex.join(["volpipe", "run", "--recipe", str(folder / RUN_RECIPE), volume])
-
-
-def _in_numbers(recipe: TrainRecipe, data: Data, search_path: str) -> Normalise:
-    """Return the normalisation of the volume `data`, in numbers."""
-    dtype = open_volume(resolve_address(data.path, search_path), data.key, level=data.level).dtype
-    return in_numbers(recipe.normalise, affine(recipe.normalise, dtype, None))

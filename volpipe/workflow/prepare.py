@@ -31,7 +31,7 @@ from volpipe.nets.facts import (
 )
 from volpipe.nets.load import check_geometry, check_shapes, describe, fitted
 from volpipe.nets.trained import Trained, unknown_size_note
-from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
+from volpipe.recipes.inference import ArrayInput, Recipe
 from volpipe.recipes.toml import differences
 from volpipe.runs.run_folder import RunFolder
 from volpipe.stages.sizing import UNSIZED, Sizing
@@ -158,14 +158,11 @@ def _as_mapped(recipe: Recipe, old: Plan | None, sample: Sample | None) -> Recip
     """Return `recipe` with the map of grey levels that a sample asks for; a run that was begun keeps its own."""
     own, kept = recipe.normalise, None if old is None else old.recipe.normalise
     if own.method == "auto" and kept is not None and kept.method == "bytes" and own.low is None and own.mean is None:
-        return recipe.model_copy(update={"normalise": own.model_copy(update=_of_bytes(kept))})
+        rule = {"method": kept.method, "low": kept.low, "high": kept.high}
+        return recipe.model_copy(update={"normalise": own.model_copy(update=rule)})
     if kept == own:
         return recipe
     return as_trained(recipe, sample)
-
-
-def _of_bytes(kept: Normalise) -> dict[str, object]:
-    return {"method": kept.method, "low": kept.low, "high": kept.high}
 
 
 def check_opened(volume: Volume, choice: ArrayInput) -> None:

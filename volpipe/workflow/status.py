@@ -102,7 +102,7 @@ class StatusReader:
             remark = f"of {count(len(lacking), 'dataset')} the output is not there any more, such as {lacking[0].out}"
         return Status(
             "batch", self.output, is_complete, driver, stages, remark=remark, datasets=tuple(rows), at_work=at_work,
-            folder=folder,
+            folder=folder, view="datasets",
         )  # fmt: skip
 
     def _at_work(self, rows: Sequence[DatasetRow]) -> dict[int, Status]:
@@ -156,7 +156,8 @@ class StatusReader:
         if status is None or status.goes:  # that of a stage stays
             is_done, driver = kind.is_done(entry), self.driver(entry.run.path, entry.run.journal)
             stages = {} if is_done else noted_stages(driver)
-            status = Status(kind.shown, entry.out, is_done, driver, stages, folder=entry.run.path)
+            is_volume = kind.maker is not None
+            status = Status(kind.shown, entry.out, is_done, driver, stages, folder=entry.run.path, is_volume=is_volume)
         return replace(status, name=entry.name)
 
 
@@ -180,7 +181,7 @@ def _as_it_stands(row: DatasetRow) -> DatasetRow:
 
 def _with_changes(status: Status) -> Status:
     """Return `status` with what an update of that output would find."""
-    if status.kind == "stages":
+    if status.parts and status.view == "units":
         return _stages_with_changes(status)
     work = find_work(RunFolder.find(status.output))
     if work is None or work.plan.needs_scan:

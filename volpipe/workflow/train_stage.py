@@ -223,7 +223,9 @@ class TrainStage(StagePlan):
             if path.is_dir() and (part := training_status(path, looker)) is not None
         )
         driver = looker.driver(folder.path, folder.log)
-        return Status("trials", str(folder.path), is_ended(folder.path), driver, parts=parts, folder=folder.path)
+        return Status(
+            "trials", str(folder.path), is_ended(folder.path), driver, parts=parts, folder=folder.path, view="steps"
+        )
 
     @classmethod
     def page(cls, folder: RunFolder) -> Page | None:
@@ -593,4 +595,5 @@ def training_status(folder: Path, looker: Looker) -> Status | None:
     return Status(
         TrainStage.shown, str(folder), newest >= steps and has_weights, driver,
         {STAGE: StageNote(min(done, steps), steps)}, remark=remark, folder=folder, pace=pace,
+        view="steps",
     )  # fmt: skip

@@ -205,16 +205,15 @@ def execute(plan: Any, start: Start, options: RunOptions = PLAIN, listener: Any 
         SiteError: the site cannot be used.
         VolumeError: a bucket may not be written to, or does not answer.
     """
-    known = find_work_plan(plan) or plan
-    return known.work(options, heard_by(listener)).run(start)
+    return (find_work_plan(plan) or plan).work(options, heard_by(listener)).run(start)
 
 
 @overload
 def preview(plan: Plan, start: Start | None, on_try: OnTry = ...) -> Forecast: ...
 @overload
 def preview(plan: FlowPlan, start: Start | None, on_try: OnTry = ...) -> FlowCost: ...
+@overload
+def preview(plan: WorkPlan, start: Start | None, on_try: OnTry = ...) -> Any: ...
 def preview(plan: Any, start: Start | None, on_try: OnTry = lambda seconds, most: None) -> Any:  # Any: as above
     """Return what `plan` will take on the workers that `start` starts; as `WorkPlan.preview`."""
-    known = find_work_plan(plan)
-    assert known is not None
-    return known.preview(start, on_try)
+    return (find_work_plan(plan) or plan).preview(start, on_try)
