@@ -148,6 +148,14 @@ def test_the_table_of_scores_has_numbers_alone() -> None:
     assert [(sheet.names, sheet.rows) for sheet in sheets] == [(("", "psnr", "half"), [("output", "34.5000", "")])]
 
 
+def test_scores_of_labels_without_a_reference_stand_in_the_report_as_unknown() -> None:
+    scores = {"output": {"split": None, "merge": None, "rand_error": None, "num_truth": 0, "num_found": 3}}
+    parts = evaluation_parts({"output": "a"}, {"kind": "labels", "scores": scores})
+    (rows,) = [dict(item.rows) for item in parts.summary if isinstance(item, Sheet)]
+    assert rows["VOI split + merge"] == "nan + nan = nan bits"
+    assert (rows["adapted Rand error"], rows["objects"]) == ("nan", "3 found, 0 in the reference")
+
+
 def test_labels_of_an_evaluation_are_coloured_alike(tmp_path: Path) -> None:
     labels = np.zeros((8, 8, 8), np.uint32)
     labels[:, :4], labels[:, 4:] = 7, 9
