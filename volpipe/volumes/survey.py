@@ -134,10 +134,10 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
     Raises:
         VolumeError: the volume is gone, or one of its files is a link that leads nowhere.
     """
-    container = absolute(volume.path)
+    container, header = absolute(volume.path), read_header(volume.folder)
     if isinstance(container, Path) and container.is_file():
-        return Footprint(1, container.stat().st_size, True, num_seen=1)
-    header = read_header(volume.folder)
+        files = (container, *(() if header is None else header.data_files or ()))
+        return Footprint(len(files), sum(file.stat().st_size for file in files), True, num_seen=len(files))
     chunks = ChunkFiles(header) if header is not None and is_named(header) else None  # not of TIFF slices
     listing = _list_files(volume, chunks, seconds)
     for file in (volume.folder / name for name in listing.empty):
@@ -145,14 +145,14 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
             paths.check_links(file)
     if not listing.is_complete and chunks is not None:
         return _estimate_footprint(chunks, listing, seed, seconds)
-    files = Footprint(listing.num_files, listing.num_bytes, listing.is_complete, num_seen=listing.num_files)
+    footprint = Footprint(listing.num_files, listing.num_bytes, listing.is_complete, num_seen=listing.num_files)
     if chunks is None:
-        return files
+        return footprint
     stored: int | None = len(listing.indices)
     is_exact = True
     if volume.shards is not None:
         stored, is_exact = _count_in_shards(chunks, listing.indices, seed, seconds)
-    return replace(files, num_chunks=chunks.num_chunks, num_stored=stored, is_stored_counted=is_exact)
+    return replace(footprint, num_chunks=chunks.num_chunks, num_stored=stored, is_stored_counted=is_exact)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from volpipe.volumes.formats.flat import check_size
 from volpipe.volumes.formats.format import Format, ReadRow, one_array
 from volpipe.volumes.identity import changes, identify
 from volpipe.volumes.storage.metadata import Header, Place, flat_chunk
+from volpipe.volumes.survey import measure_footprint
 from volpipe.volumes.volume import Volume, open_volume
 
 SHAPE = (6, 9, 20)
@@ -60,6 +61,8 @@ def test_voxels_come_from_the_data_file(tmp_path: Path) -> None:
     data = noise(SHAPE)
     volume = write(tmp_path, data)
     assert (volume.format, volume.shape) == ("detached", SHAPE)
+    footprint, num_bytes = measure_footprint(volume), (tmp_path / "a.det").stat().st_size + data.size
+    assert (footprint.num_files, footprint.num_bytes) == (2, num_bytes)
     np.testing.assert_array_equal(volume[...], data)
     np.testing.assert_array_equal(write(tmp_path / "b", data, "inner/a.bytes")[1:3, ::2], data[1:3, ::2])
 

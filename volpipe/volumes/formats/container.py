@@ -23,7 +23,7 @@ from volpipe.text import looks
 from volpipe.volumes.dialects import bigdataviewer
 from volpipe.volumes.formats import ome, tiff_folder, zarr
 from volpipe.volumes.formats.format import PACKED, ArrayFolders, FileReader, FolderReader, Format, listed_place
-from volpipe.volumes.formats.known import BY_NAME, FORMATS, format_named
+from volpipe.volumes.formats.known import FORMATS, format_named
 from volpipe.volumes.formats.ome import ListedLevel
 from volpipe.volumes.storage import object_store, paths, tensorstore
 from volpipe.volumes.storage.chunk_files import as_fill
@@ -162,13 +162,11 @@ def find_format(file: Path) -> Format:
     except OSError as error:
         paths.check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
-    marks = sorted((at, magic, each.name) for each in FORMATS for at, magic in each.magics)
-    marked = next((name for at, magic, name in marks if start.startswith(magic, at)), "")
-    if marked:
-        return BY_NAME[marked]
-    recognised = next((each for each in FORMATS if each.recognises is not None and each.recognises(file, start)), None)
-    if recognised is not None:
-        return recognised
+    marks = sorted(((at, magic, each) for each in FORMATS for at, magic in each.magics), key=lambda mark: mark[0])
+    marked = (each for at, magic, each in marks if start.startswith(magic, at))
+    recognised = (each for each in FORMATS if each.recognises is not None and each.recognises(file, start))
+    if (format := next(itertools.chain(marked, recognised), None)) is not None:
+        return format
     packer = next((name for mark, name in PACKED.items() if start.startswith(mark)), "")
     if packer:
         raise VolumeError(f"{file} is packed by {packer}, so that no box of it can be read; unpack it first")

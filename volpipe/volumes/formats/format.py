@@ -1,6 +1,6 @@
 """What volpipe must know of a format, in one object: its name, how it is recognised, and who reads and writes it.
 
-Each module of a format has its object, and the package lists them. Not here: choosing one for a place (container).
+Each module of a format has its object, and `known` lists them. Not here: choosing one for a place (container).
 """
 
 from __future__ import annotations

@@ -374,37 +374,6 @@ def _by_axis(values: Sequence[Any] | None, axes: tuple[str, ...]) -> dict[str, A
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
 
 
-def documents(spec: ArraySpec) -> dict[str, Tree]:
-    """Return the metadata of a new array, by file name.
-
-    Raises:
-        VolumeError: N5 has no such array.
-    """
-    if spec.shards:
-        raise VolumeError(f"N5 has no shards; leave out shard {spec.shards} or use Zarr v3")
-    if spec.dtype.name not in DTYPES:
-        raise VolumeError(f"N5 has no {spec.dtype}; use {', '.join(DTYPES)}")
-    if spec.fill != 0:
-        raise VolumeError(f"N5 fills with 0, not with {spec.fill}")
-    clash = set(spec.attributes) & {*CORE, "axes"}
-    if clash:
-        raise VolumeError(f"attribute {min(clash)!r} is N5's own; choose another name")
-    compression: Tree = {"type": spec.codec}
-    if spec.codec != "raw":
-        compression["level"] = spec.codec_level
-    if spec.codec == "gzip":
-        compression["useZlib"] = False
-    array = {
-        "dimensions": spec.shape[::-1],
-        "blockSize": spec.chunks[::-1],
-        "dataType": spec.dtype.name,
-        "compression": compression,
-        "axes": spec.axes[::-1],
-        **spec.attributes,
-    }
-    return {FILE: plain(array)}
-
-
 def group_attributes(multiscale: Multiscale) -> Tree:
     """Return the attributes of a multiscale group, for n5-viewer, neuroglancer and COSEM's readers."""
     factors = [_whole_factors(multiscale.factors(level)[::-1]) for level in multiscale.levels]
@@ -542,7 +511,29 @@ class N5Folders(ArrayFolders):
     metadata_names = (FILE,)
 
     def documents(self, spec: ArraySpec) -> dict[str, Tree]:
-        return documents(spec)
+        if spec.shards:
+            raise VolumeError(f"N5 has no shards; leave out shard {spec.shards} or use Zarr v3")
+        if spec.dtype.name not in DTYPES:
+            raise VolumeError(f"N5 has no {spec.dtype}; use {', '.join(DTYPES)}")
+        if spec.fill != 0:
+            raise VolumeError(f"N5 fills with 0, not with {spec.fill}")
+        clash = set(spec.attributes) & {*CORE, "axes"}
+        if clash:
+            raise VolumeError(f"attribute {min(clash)!r} is N5's own; choose another name")
+        compression: Tree = {"type": spec.codec}
+        if spec.codec != "raw":
+            compression["level"] = spec.codec_level
+        if spec.codec == "gzip":
+            compression["useZlib"] = False
+        array = {
+            "dimensions": spec.shape[::-1],
+            "blockSize": spec.chunks[::-1],
+            "dataType": spec.dtype.name,
+            "compression": compression,
+            "axes": spec.axes[::-1],
+            **spec.attributes,
+        }
+        return {FILE: plain(array)}
 
     def group_documents(self, *, is_root: bool) -> dict[str, Tree]:
         return {FILE: {"n5": VERSION}} if is_root else {}

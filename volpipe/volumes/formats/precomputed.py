@@ -350,32 +350,6 @@ def _scale_place(info: Tree, scale: Tree, offset: Sequence[int]) -> Place:
     return Place((size[2], size[1], size[0]), (centres[2], centres[1], centres[0]), has_origin)
 
 
-def _new_info(root: Location, key: str, spec: ArraySpec) -> Tree:
-    """Return what the file `info` of the volume at `root` must say anew for the level `key`, at first of 1 nm.
-
-    Raises:
-        VolumeError: the format has no such array, or another is there.
-    """
-    check_spec(spec)
-    old = read_json(root / FILE)
-    new = {
-        "@type": TYPE,
-        "type": "segmentation" if spec.codec == SEGMENTATION else "image",
-        "data_type": spec.dtype.name,
-        "num_channels": spec.shape[0] if len(spec.shape) == 4 else 1,
-    }
-    info: Tree = {**new, "scales": []} | (old or {})
-    scale = plain(_scale(spec, key))
-    for name in ("data_type", "num_channels"):
-        check_same(root / FILE, name, info.get(name), new[name])
-    known = next((entry for entry in info["scales"] if entry.get("key") == key), None)
-    if known is None:
-        return info | {"scales": [*info["scales"], scale]}
-    for name in ("size", "chunk_sizes", "encoding", "sharding"):
-        check_same(root / FILE, name, known.get(name), scale[name])
-    return {}
-
-
 def check_spec(spec: ArraySpec) -> None:
     """Raise unless precomputed has arrays such as `spec`.
 
@@ -530,8 +504,25 @@ class PrecomputedFolders(ArrayFolders):
         return read_info(folder) is not None
 
     def new_files(self, container: Location, key: str, spec: ArraySpec) -> dict[Location, Tree]:
-        new = _new_info(container, key, spec)
-        return {container / FILE: new} if new else {}
+        """Return what `info` must say anew for the level `key`, at first of 1 nm."""
+        check_spec(spec)
+        old = read_json(container / FILE)
+        own = {
+            "@type": TYPE,
+            "type": "segmentation" if spec.codec == SEGMENTATION else "image",
+            "data_type": spec.dtype.name,
+            "num_channels": spec.shape[0] if len(spec.shape) == 4 else 1,
+        }
+        info: Tree = {**own, "scales": []} | (old or {})
+        scale = plain(_scale(spec, key))
+        for name in ("data_type", "num_channels"):
+            check_same(container / FILE, name, info.get(name), own[name])
+        known = next((entry for entry in info["scales"] if entry.get("key") == key), None)
+        if known is None:
+            return {container / FILE: info | {"scales": [*info["scales"], scale]}}
+        for name in ("size", "chunk_sizes", "encoding", "sharding"):
+            check_same(container / FILE, name, known.get(name), scale[name])
+        return {}
 
     def channel_chunk(self, channels: tuple[int, ...]) -> tuple[int, ...]:
         return channels

@@ -74,6 +74,10 @@ CODECS_V3: Mapping[str, tuple[str, ...]] = {
 }
 KEYS_V3 = ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
 OTHER_KEYS_V3 = ("attributes", "dimension_names", "storage_transformers", "consolidated_metadata")
+# Filters of v2 that are read; the rest of numcodecs makes objects of bytes (pickle above all), and is code.
+FILTERS = ("adler32", "astype", "bitround", "crc32", "crc32c", "delta", "fixedscaleoffset", "fletcher32",
+           "jenkins_lookup3", "packbits", "quantize", "shuffle")  # fmt: skip
+FILTER_DTYPE = re.compile(r"[<>|=]?(b1|bool|[iuf][1248]|u?int(8|16|32|64)|float(16|32|64))")
 PROBED_NAMES = 1000
 SHARDING, CHECKSUM = "sharding_indexed", "crc32c"  # codecs
 
@@ -386,52 +390,6 @@ def read_datasets(folder: Location) -> tuple[ListedLevel, ...] | None:
     return ome.read_datasets(read_attributes(folder), folder)
 
 
-def _documents_v2(spec: ArraySpec) -> dict[str, Tree]:
-    if spec.shards:
-        raise VolumeError(f"Zarr v2 has no shards; leave out shard {spec.shards} or use Zarr v3")
-    compressor = None if spec.codec == "raw" else {"id": spec.codec, "level": spec.codec_level}
-    array = {
-        "zarr_format": 2,
-        "shape": spec.shape,
-        "chunks": spec.chunks,
-        "dtype": spec.dtype.newbyteorder("<").str,
-        "compressor": compressor,
-        "fill_value": _json_number(spec),
-        "order": "C",
-        "filters": None,
-        "dimension_separator": "/",
-    }
-    return {".zarray": plain(array), ".zattrs": plain({"_ARRAY_DIMENSIONS": spec.axes, **spec.attributes})}
-
-
-def _documents_v3(spec: ArraySpec) -> dict[str, Tree]:
-    endian = {} if spec.dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
-    codecs: list[Tree] = [{"name": "bytes"} | endian]
-    if spec.codec == "zstd":
-        codecs.append({"name": "zstd", "configuration": {"level": spec.codec_level, "checksum": True}})
-    elif spec.codec == "gzip":
-        codecs.append({"name": "gzip", "configuration": {"level": spec.codec_level}})
-    else:
-        codecs.append({"name": "crc32c"})  # so that a damaged chunk is noticed with every codec
-    if spec.shards:
-        index: list[Tree] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-        sharding = {"chunk_shape": spec.chunks, "codecs": codecs, "index_codecs": index, "index_location": "end"}
-        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
-    array = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": spec.shape,
-        "data_type": spec.dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": spec.shards or spec.chunks}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": _json_number(spec),
-        "codecs": codecs,
-        "dimension_names": spec.axes,
-        "attributes": dict(spec.attributes),
-    }
-    return {"zarr.json": plain(array)}
-
-
 def _json_number(spec: ArraySpec) -> int | float | str:
     """Return the fill value as both versions write it: NaN and the infinities have names."""
     if spec.dtype.kind in "iu":
@@ -479,10 +437,29 @@ def _outermost(header: Header) -> str:
         last = chain[-1] if chain and chain[-1]["id"] in decoded_size.COMPRESSORS else None
         if any(entry["id"] in decoded_size.COMPRESSORS for entry in chain[:-1]):
             raise VolumeError(f"{header.folder}: codecs after a compressor are not supported")
-    refused = decoded_size.unsupported_codec(filters, last)
+    refused = _unsupported_codec(filters, last)
     if refused:
-        raise VolumeError(f"{header.folder}: {refused} is not supported; volpipe reads {', '.join(decoded_size.KNOWN)}")
+        known = ", ".join(decoded_size.COMPRESSORS + FILTERS)
+        raise VolumeError(f"{header.folder}: {refused} is not supported; volpipe reads {known}")
     return str(last["id"]) if isinstance(last, dict) and last else ""
+
+
+def _unsupported_codec(filters: object, compressor: object) -> str:
+    """Return the first codec of a Zarr v2 array that is not read, "" where all are."""
+    for entry in filters if isinstance(filters, list) else []:
+        codec = entry if isinstance(entry, dict) else {}
+        if codec.get("id") not in FILTERS:
+            return f"filter {codec.get('id')!r}"
+        types = {key: value for key, value in codec.items() if key.endswith(("dtype", "astype"))}
+        for key, value in types.items():
+            if value is not None and not FILTER_DTYPE.fullmatch(str(value)):
+                return f"filter {codec['id']!r} with {key} {str(value)[:60]!r}"
+    codec = compressor if isinstance(compressor, dict) else {}
+    if codec and codec.get("id") not in decoded_size.COMPRESSORS:
+        return f"compressor {codec.get('id')!r}"
+    if codec.get("id") == "lzma" and codec.get("format", 1) not in (0, 1, 2):
+        return "compressor 'lzma' without a header"
+    return ""
 
 
 def _as_v2(entry: object) -> Tree:
@@ -538,7 +515,21 @@ class Zarr2Folders(ArrayFolders):
     num_files = 2
 
     def documents(self, spec: ArraySpec) -> dict[str, Tree]:
-        return _documents_v2(spec)
+        if spec.shards:
+            raise VolumeError(f"Zarr v2 has no shards; leave out shard {spec.shards} or use Zarr v3")
+        compressor = None if spec.codec == "raw" else {"id": spec.codec, "level": spec.codec_level}
+        array = {
+            "zarr_format": 2,
+            "shape": spec.shape,
+            "chunks": spec.chunks,
+            "dtype": spec.dtype.newbyteorder("<").str,
+            "compressor": compressor,
+            "fill_value": _json_number(spec),
+            "order": "C",
+            "filters": None,
+            "dimension_separator": "/",
+        }
+        return {".zarray": plain(array), ".zattrs": plain({"_ARRAY_DIMENSIONS": spec.axes, **spec.attributes})}
 
     def group_documents(self, *, is_root: bool) -> dict[str, Tree]:
         return {".zgroup": {"zarr_format": 2}}
@@ -558,7 +549,31 @@ class Zarr3Folders(ArrayFolders):
     is_sharded = is_streamed = True
 
     def documents(self, spec: ArraySpec) -> dict[str, Tree]:
-        return _documents_v3(spec)
+        endian = {} if spec.dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
+        codecs: list[Tree] = [{"name": "bytes"} | endian]
+        if spec.codec == "zstd":
+            codecs.append({"name": "zstd", "configuration": {"level": spec.codec_level, "checksum": True}})
+        elif spec.codec == "gzip":
+            codecs.append({"name": "gzip", "configuration": {"level": spec.codec_level}})
+        else:
+            codecs.append({"name": "crc32c"})  # so that a damaged chunk is noticed with every codec
+        if spec.shards:
+            index: list[Tree] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+            sharding = {"chunk_shape": spec.chunks, "codecs": codecs, "index_codecs": index, "index_location": "end"}
+            codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+        array = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": spec.shape,
+            "data_type": spec.dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": spec.shards or spec.chunks}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": _json_number(spec),
+            "codecs": codecs,
+            "dimension_names": spec.axes,
+            "attributes": dict(spec.attributes),
+        }
+        return {"zarr.json": plain(array)}
 
     def group_documents(self, *, is_root: bool) -> dict[str, Tree]:
         return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {}}}

@@ -1,8 +1,7 @@
 """The decoded size of compressed chunks and pictures, checked before a decoder takes the memory.
 
-Not here: decoders that stop at the end of a chunk, strip or tile: tensorstore's, and most of TIFF's. Only the codecs of
-Zarr v2 below are allowed: the rest of numcodecs makes objects of bytes (pickle above all), and is code. Pictures in a
-TIFF state their own size: JPEG (ITU T.81, B.1), JPEG 2000 (ITU T.800, A.5.1), PNG (RFC 2083, 4.1.1) and WebP (RFC
+Not here: decoders that stop at the end of a chunk, strip or tile: tensorstore's, and most of tifffile's. Pictures in
+pages state their own size: JPEG (ITU T.81, B.1), JPEG 2000 (ITU T.800, A.5.1), PNG (RFC 2083, 4.1.1) and WebP (RFC
 9649, 2).
 """
 
@@ -20,12 +19,8 @@ from typing import Any, Protocol
 from volpipe.errors import ChunkError
 
 COMPRESSORS = ("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd")
-FILTERS = ("adler32", "astype", "bitround", "crc32", "crc32c", "delta", "fixedscaleoffset", "fletcher32",
-           "jenkins_lookup3", "packbits", "quantize", "shuffle")  # fmt: skip
-KNOWN = COMPRESSORS + FILTERS
 MOST_GROWTH = 8  # of what a filter is given: bits to bytes, bytes to float64
 SPARE_BYTES = 1024  # for a checksum or a scale
-DTYPE = re.compile(r"[<>|=]?(b1|bool|[iuf][1248]|u?int(8|16|32|64)|float(16|32|64))")
 LZMA_DICTIONARY_BYTES = 2**30
 UNSIZED = ("jpegxl", "jpegxr", "lerc", "jetraw")  # pictures whose size is not read; no volume is known to use them
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -55,24 +50,6 @@ DECODERS: Mapping[str, Callable[[], Any]] = {  # Any: _Decoder, which zlib's do 
     "zlib": zlib.decompressobj,
     "lzma": lambda: lzma.LZMADecompressor(memlimit=LZMA_DICTIONARY_BYTES),
 }
-
-
-def unsupported_codec(filters: object, compressor: object) -> str:
-    """Return the first codec of a Zarr v2 array that is not read, "" where all are."""
-    for entry in filters if isinstance(filters, list) else []:
-        codec = entry if isinstance(entry, dict) else {}
-        if codec.get("id") not in FILTERS:
-            return f"filter {codec.get('id')!r}"
-        types = {key: value for key, value in codec.items() if key.endswith(("dtype", "astype"))}
-        for key, value in types.items():
-            if value is not None and not DTYPE.fullmatch(str(value)):
-                return f"filter {codec['id']!r} with {key} {str(value)[:60]!r}"
-    codec = compressor if isinstance(compressor, dict) else {}
-    if codec and codec.get("id") not in COMPRESSORS:
-        return f"compressor {codec.get('id')!r}"
-    if codec.get("id") == "lzma" and codec.get("format", 1) not in (0, 1, 2):
-        return "compressor 'lzma' without a header"
-    return ""
 
 
 def check(text: bytes, compressor: str, chunk_bytes: int) -> None:

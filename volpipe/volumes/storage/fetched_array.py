@@ -352,7 +352,7 @@ class FetchedArray:
 class LocalArray:
     """An array of `header` on a disk that tensorstore reads, all but what it cannot, or would take for fill values.
 
-    That are chunks by other names than the metadata give, and N5 blocks and compressed streams in forms of others.
+    Those are chunks by other names than the metadata give, and chunks and compressed streams in forms of others.
     """
 
     def __init__(
