@@ -20,7 +20,7 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.notes import DRIVER, read_note
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.work import (
-    Observer,
+    LoopObserver,
     Steps,
     Together,
     Until,
@@ -269,7 +269,7 @@ def test_errors_are_of_one_kind_with_those_of_a_work_alone() -> None:
 # ---- observers
 
 
-class Diary(Observer):
+class Diary(LoopObserver):
     """Writes down what it hears: which work began, how many units of it were done at most, how it ended; the pool."""
 
     def __init__(self) -> None:

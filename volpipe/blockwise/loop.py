@@ -28,7 +28,7 @@ from volpipe.blockwise.work import (
     POOL,
     RELEASED,
     Ended,
-    Observer,
+    LoopObserver,
     Place,
     Step,
     Steps,
@@ -104,7 +104,7 @@ class _Audience:
     def __init__(self) -> None:
         self._observers = list(observers())
 
-    def tell(self, say: Callable[[Observer], None]) -> None:
+    def tell(self, say: Callable[[LoopObserver], None]) -> None:
         """Call `say` with each of them."""
         for observer in list(self._observers):
             try:

@@ -111,7 +111,7 @@ Place = tuple[int, ...]  # of a work: that of the work that it belongs to, and i
 Works = Sequence[Work[Any]]  # a work, the last, and those that it belongs to, the outermost first
 
 
-class Observer:
+class LoopObserver:
     """Hears what the loop does, in its thread, and does nothing; a method that is overridden must be quick.
 
     Unlike a listener, which belongs to one work, it ends no work by what it raises.
@@ -130,16 +130,16 @@ class Observer:
         """Hear how a work ended: with a result, or by an error."""
 
 
-_observers: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
+_observers: ContextVar[tuple[LoopObserver, ...]] = ContextVar("observers", default=())
 
 
-def observers() -> tuple[Observer, ...]:
+def observers() -> tuple[LoopObserver, ...]:
     """Return who observes the work of this thread."""
     return _observers.get()
 
 
 @contextmanager
-def observing(observer: Observer) -> Iterator[None]:
+def observing(observer: LoopObserver) -> Iterator[None]:
     """Let `observer` hear of all work that this thread performs meanwhile."""
     token = _observers.set((*observers(), observer))
     try:

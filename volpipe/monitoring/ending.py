@@ -5,7 +5,7 @@ Not here: the exit code (cli), which follows from the same.
 
 from __future__ import annotations
 
-from volpipe.blockwise.work import Observer, Place, Works
+from volpipe.blockwise.work import LoopObserver, Place, Works
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.reporting.page import REPORT
 from volpipe.runs.held_work import HeldWork
@@ -23,7 +23,7 @@ def ending_by(error: BaseException) -> Ending:
     return Ending("failed", None, f"{type(error).__name__}: {error}")
 
 
-class Witness(Observer):
+class Witness(LoopObserver):
     """Sees the outermost work begin and end.
 
     Attributes:

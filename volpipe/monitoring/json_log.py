@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from volpipe.blockwise.logs import LogFile, speaker
-from volpipe.blockwise.work import Observer, Place, Works
+from volpipe.blockwise.work import LoopObserver, Place, Works
 from volpipe.syntax import traceback_of
 from volpipe.volumes.storage.result_file import Kind
 
@@ -31,7 +31,7 @@ LEVELS = (
 PRINTED = logging.getLogger("volpipe.terminal")  # what would be printed there; no handler of its own
 
 
-class WorkNames(Observer):
+class WorkNames(LoopObserver):
     """The names of the works that are open, by their places."""
 
     def __init__(self) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.work import Observer, observing
+from volpipe.blockwise.work import LoopObserver, observing
 from volpipe.volumes.storage.result_file import ResultFile
 
 
-class _Clearing(Observer):
+class _Clearing(LoopObserver):
     """Deletes what earlier commands wrote once a pool is there: all checks have passed, and blocks are next."""
 
     def __init__(self, files: Sequence[ResultFile]) -> None:

@@ -30,7 +30,7 @@ from benchmarks.session import in_process
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.work import Observer, Place, Works, observing
+from volpipe.blockwise.work import LoopObserver, Place, Works, observing
 from volpipe.inference.plan import Plan
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
@@ -59,7 +59,7 @@ class Tasks(StandIns):
         return self._record(app, tuple(units), *others), seconds
 
 
-class Clocked(Tasks, Observer):
+class Clocked(Tasks, LoopObserver):
     """Workers on a clock of their own, which take tasks in the order in which these are sent.
 
     The driver takes `DRIVER_SECONDS` of that clock for each task that comes back; those that it sends then can be taken
