@@ -25,11 +25,11 @@ SWITCHES = (
 def draw(path: Path) -> None:
     """Write the picture of a page with a sample, what the default recipe makes of it, and their difference."""
     import volpipe as vp
-    from volpipe.synthetic.volume import Sample, write_sample
+    from volpipe.synthetic.volume import SyntheticVolume, write_sample
 
     with tempfile.TemporaryDirectory() as folder:
         sample, out = Path(folder) / "sample.n5", Path(folder) / "restored.zarr"
-        write_sample(sample, Sample(shape=(32, 192, 192)))
+        write_sample(sample, SyntheticVolume(shape=(32, 192, 192)))
         vp.run(f"{sample}/raw", out=str(out), site="threads", progress=False)
         with vp.view(str(out), f"{sample}/raw") as viewer:
             save(viewer.url, path)

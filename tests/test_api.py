@@ -17,7 +17,7 @@ from volumes import write_volume
 
 import volpipe as vp
 from volpipe.geometry.grid import Box
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.convert import CODECS
 
 STUB = ast.parse((ROOT / "volpipe" / "__init__.pyi").read_text(encoding="utf-8"))
@@ -72,7 +72,9 @@ def test_a_volume_is_surveyed_part_by_part_and_copied(tmp_path: Path) -> None:
 def test_a_sample_has_the_voxel_size_that_is_asked_for(tmp_path: Path) -> None:
     volume = vp.sample(tmp_path / "a.n5", (16, 24, 32), voxel_size_nm=(10, 12, 14))
     assert volume.voxel_size_nm == (10, 12, 14)
-    np.testing.assert_array_equal(volume, Sample((16, 24, 32), 0, (10, 12, 14)).raw(Box.from_shape((16, 24, 32))))
+    np.testing.assert_array_equal(
+        volume, SyntheticVolume((16, 24, 32), 0, (10, 12, 14)).raw(Box.from_shape((16, 24, 32)))
+    )
     with pytest.raises(vp.VolpipeError, match="exists already, with resolution"):
         vp.sample(tmp_path / "a.n5", (16, 24, 32))
     assert vp.convert(volume, tmp_path / "b.n5", bin=(4, 1, 1)).voxel_size_nm == (40, 12, 14)

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.row import Setting
 from volpipe.geometry.grid import Box, Grid
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 TILE = (128, 128, 128)
@@ -44,7 +44,7 @@ def volumes(setting: Setting, shape: tuple[int, int, int], num: int) -> list[str
 
 
 def _write(path: Path, shape: tuple[int, int, int], array_format: str) -> None:
-    tile = np.asarray(Sample(TILE, 0).raw(Box.from_shape(TILE)))
+    tile = np.asarray(SyntheticVolume(TILE, 0).raw(Box.from_shape(TILE)))
     spec = ArraySpec(shape, tile.dtype, CHUNK, codec=CODECS[array_format])
     create_array(path, "raw", spec, array_format)
     boxes = Grid(shape, TILE)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from benchmarks.row import Outcome, Row, Setting
 from volpipe.recipes.training import TrainRecipe, load_training
 from volpipe.resolve import shipped_recipe
-from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.synthetic.volume import SyntheticVolume, write_sample
 
 if TYPE_CHECKING:
     from volpipe.training.data.augment import Pair
@@ -32,7 +32,7 @@ def recipe_of(setting: Setting, kind: str) -> TrainRecipe:
     """Return the shipped recipe, of a volume of invented tissue."""
     place = setting.cache / f"tissue-{EDGE}.zarr"
     if not place.exists():
-        write_sample(place, Sample((EDGE,) * 3, 5, (10.0,) * 3), chunk=64, format="zarr3")
+        write_sample(place, SyntheticVolume((EDGE,) * 3, 5, (10.0,) * 3), chunk=64, format="zarr3")
     short = [f"samples.shape={WINDOW[kind]}", "train.batch=1"] if setting.short else []
     recipe = load_training(shipped_recipe(Path(KINDS[kind])), [*SETTINGS[: 2 if kind == "srgan3d" else 1], *short])
     labels = str(place / "labels") if recipe.learns_labels else None

@@ -16,7 +16,7 @@ from volpipe.errors import PlanError
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
-from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.synthetic.volume import SyntheticVolume, write_sample
 from volpipe.volumes.volume import open_volume
 
 SHAPE = (16, 16, 24)
@@ -107,7 +107,7 @@ def test_a_mask_with_nan_is_refused(tmp_path: Path, give: Give) -> None:
 
 
 def test_an_image_is_not_scored_as_labels_nor_labels_as_an_image(tmp_path: Path, give: Give) -> None:
-    write_sample(tmp_path / "sample.n5", Sample((32, 48, 48), 3))
+    write_sample(tmp_path / "sample.n5", SyntheticVolume((32, 48, 48), 3))
     raw, labels = "sample.n5/raw", "sample.n5/labels"
     score = ["evaluate", *THREADS]
     said = refusal(give, *score, "--labels", raw, raw)

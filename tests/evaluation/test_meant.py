@@ -13,11 +13,11 @@ from volumes import windowed, write_volume
 import volpipe as vp
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.geometry.grid import Box
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.orientation import orders, turned
 
 SHAPE = (48, 48, 48)
-CELLS = Sample(SHAPE, 5, (10.0, 10.0, 10.0)).labels(Box.from_shape(SHAPE))
+CELLS = SyntheticVolume(SHAPE, 5, (10.0, 10.0, 10.0)).labels(Box.from_shape(SHAPE))
 EIGHT = ["net.name=mean", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop")]
 
 

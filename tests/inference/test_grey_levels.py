@@ -18,7 +18,7 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine
 from volpipe.inference.statistics import affine, measure, sampled_affine
 from volpipe.recipes.inference import Normalise, load_recipe
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.volume import open_volume
 
@@ -69,7 +69,7 @@ def test_identity_on_a_shipped_recipe_gives_back_the_volume(
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_the_default_recipe_keeps_the_mean_of_16_bits_and_of_floats(tmp_path: Path, give: Give, dtype: str) -> None:
     """Over 0 … 65535 it came back 54 grey levels darker, almost one deviation."""
-    data = Sample(SHAPE, 3).raw(Box.from_shape(SHAPE)) * np.float64(2) + 1000
+    data = SyntheticVolume(SHAPE, 3).raw(Box.from_shape(SHAPE)) * np.float64(2) + 1000
     data = data if dtype == "uint16" else data / 1510
     write_volume(tmp_path / "in.n5", data.astype(dtype))
     out, _, printed = run(give, *DENOISER)
@@ -195,7 +195,7 @@ def test_a_thousandth_that_is_clipped_is_no_news(tmp_path: Path, give: Give) -> 
 def test_grey_levels_of_8_bits_in_another_type_are_seen_as_those_of_8_bits(
     tmp_path: Path, give: Give, dtype: str, factor: int
 ) -> None:
-    data = Sample(SHAPE, 3).raw(Box.from_shape(SHAPE))
+    data = SyntheticVolume(SHAPE, 3).raw(Box.from_shape(SHAPE))
     write_volume(tmp_path / "in.n5", data)
     of_bytes, _, plain = run(give, *DENOISER)
     assert "warning" not in plain
@@ -212,7 +212,7 @@ def test_grey_levels_of_8_bits_in_another_type_are_seen_as_those_of_8_bits(
 @pytest.mark.long
 def test_a_voxel_beyond_8_bits_that_no_sample_has_gives_percentiles_to_all(tmp_path: Path, give: Give) -> None:
     shape = (16, 128, 128)
-    data = Sample(shape, 3).raw(Box.from_shape(shape)).astype(np.uint16)
+    data = SyntheticVolume(shape, 3).raw(Box.from_shape(shape)).astype(np.uint16)
     data[7, 1, 1] = 4000
     write_volume(tmp_path / "in.n5", data)
     _, said, printed = run(give, *DENOISER)

@@ -19,10 +19,10 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.statistics import sampled_affine
 from volpipe.nets.trained import Trained
 from volpipe.recipes.inference import Normalise
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 
 SHAPE = (24, 64, 64)
-RAW = Sample(SHAPE, 6).raw(Box.from_shape(SHAPE))
+RAW = SyntheticVolume(SHAPE, 6).raw(Box.from_shape(SHAPE))
 LEVELS = {
     "uint8": RAW, "int8": (RAW.astype(np.int16) - 128).astype(np.int8), "uint16": RAW.astype(np.uint16) * 16,
     "float32": RAW.astype(np.float32) / 255,

@@ -16,7 +16,7 @@ from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import load_training
 from volpipe.resolve import shipped_recipe
-from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.synthetic.volume import SyntheticVolume, write_sample
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.targets import histograms, roc_auc, targets
 from volpipe.volumes.volume import open_volume
@@ -59,7 +59,7 @@ def test_it_learned_from_nothing_that_may_not_be_shipped() -> None:
 def test_the_command_gives_nine_channels_of_a_byte_that_tell_invented_cells_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_sample(tmp_path / "v.zarr", Sample((24, 40, 48), 77, (8.0, 8.0, 8.0)), chunk=24, format="zarr3")
+    write_sample(tmp_path / "v.zarr", SyntheticVolume((24, 40, 48), 77, (8.0, 8.0, 8.0)), chunk=24, format="zarr3")
     ended = giver(tmp_path, monkeypatch, capsys)("run", "--recipe", "affinities", "--config", "threads", "v.zarr/raw")
     assert ended.code == 0, ended.err
     made = open_volume(tmp_path / "v_raw_unet3d.zarr")

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from volpipe.geometry.grid import Box
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import load_recipe
-from volpipe.synthetic.volume import MEMBRANE, Sample, write_sample
+from volpipe.synthetic.volume import MEMBRANE, SyntheticVolume, write_sample
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.work_plan import execute
@@ -48,7 +48,7 @@ def denoised(greys: np.ndarray) -> np.ndarray:
 
 
 def picture(noise: float) -> np.ndarray:
-    return Sample(SHAPE, HELD_OUT, noise=noise).raw(Box.from_shape(SHAPE)).astype(np.float64)
+    return SyntheticVolume(SHAPE, HELD_OUT, noise=noise).raw(Box.from_shape(SHAPE)).astype(np.float64)
 
 
 def psnr(truth: np.ndarray, data: np.ndarray) -> float:
@@ -117,7 +117,7 @@ def test_another_contrast_or_brightness_is_denoised_as_well(gain: float, offset:
 
 def test_membranes_stay_as_dark_as_they_are() -> None:
     truth, out = picture(0.0)[INSIDE], denoised(picture(1.0))[INSIDE]
-    membrane = (Sample(SHAPE, HELD_OUT).organelles(Box.from_shape(SHAPE)) == MEMBRANE)[INSIDE]
+    membrane = (SyntheticVolume(SHAPE, HELD_OUT).organelles(Box.from_shape(SHAPE)) == MEMBRANE)[INSIDE]
     assert membrane.mean() > 0.05
     assert abs(out[membrane].mean() - truth[membrane].mean()) < 1
     assert out[membrane].std() > 0.95 * truth[membrane].std()
@@ -147,7 +147,7 @@ def test_a_voxel_sees_its_halo_and_nothing_beyond() -> None:
 
 
 def test_run_by_the_default_recipe_equals_the_net_over_the_whole(tmp_path: Path) -> None:
-    sample = Sample((37, 50, 44), HELD_OUT)
+    sample = SyntheticVolume((37, 50, 44), HELD_OUT)
     write_sample(tmp_path / "in.n5", sample)
     recipe = load_recipe(RECIPE, ["windows.shape=[36,40,44]", "windows.block=[1,2,1]"])
     plan = prepare(str(tmp_path / "in.n5" / "raw"), recipe, tmp_path / "out.zarr", tmp_path)

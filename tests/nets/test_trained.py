@@ -18,12 +18,12 @@ import volpipe as vp
 from volpipe.geometry.grid import Box
 from volpipe.nets.trained import Trained, contrast_notes, trained_path, unknown_size_note, voxel_notes
 from volpipe.recipes.inference import NetChoice
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume
 
 SHAPE = (24, 64, 64)
-RAW = Sample(SHAPE, 6).raw(Box.from_shape(SHAPE))
+RAW = SyntheticVolume(SHAPE, 6).raw(Box.from_shape(SHAPE))
 DARK, BRIGHT, UNKNOWN = (Trained(line_contrasts=values) for values in ((0.3, 0.2), (-0.3,), (0.3, -0.3)))
 SHIPPED = sorted((ROOT / "models").glob("*.trained.json"))
 LENGTH = st.sampled_from((4.0, 4.3, 4.6, 8.0, 8.7, 10.0, 30.0, 40.0))

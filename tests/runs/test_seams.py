@@ -17,7 +17,7 @@ from volpipe.display.reports import seam_line, seam_warning
 from volpipe.inference.output import READERS
 from volpipe.inference.selection import Selection
 from volpipe.runs.seams import BLIND, THRESHOLD, blind_spot, seam_squares
-from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.synthetic.volume import SyntheticVolume, write_sample
 from volpipe.volumes.formats.container import read_attributes
 
 # Adds the mean of a window to it, many times: windows of an uneven volume disagree.
@@ -162,7 +162,7 @@ def test_the_edges_of_a_mask_are_no_seams(tmp_path: Path, give: Give) -> None:
 
 @pytest.mark.slow
 def test_a_denoiser_without_its_halo_is_warned_about_and_with_it_is_not(tmp_path: Path, give: Give) -> None:
-    write_sample(tmp_path / "em.n5", Sample((64, 96, 96), 0))
+    write_sample(tmp_path / "em.n5", SyntheticVolume((64, 96, 96), 0))
     right = set_each("windows.shape=[52,52,52]", "output.levels=0")
     ended = give("run", "--config", "threads", *right, "-o", "right.zarr", "em.n5/raw")
     assert (ended.code, "warning" in ended.err) == (0, False)

@@ -20,7 +20,7 @@ from volpipe.synthetic import neurites, random_field
 from volpipe.synthetic import volume as volume_module
 from volpipe.synthetic.render import blur, paint, sections
 from volpipe.synthetic.tissue import grow, vesicles
-from volpipe.synthetic.volume import CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE, Sample, write_sample
+from volpipe.synthetic.volume import CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE, SyntheticVolume, write_sample
 from volpipe.volumes.volume import open_volume
 
 KINDS = ("raw", "labels", "organelles")
@@ -28,14 +28,14 @@ FAR = (30_000, 90_000, 60_000)  # where single precision no longer tells voxels 
 WHOLE = (20, 40, 36)  # not a multiple of bricks, in a place that is not either
 
 
-def make(sample: Sample, kind: str, box: Box) -> np.ndarray:
+def make(sample: SyntheticVolume, kind: str, box: Box) -> np.ndarray:
     data: np.ndarray = getattr(sample, kind)(box)
     return data
 
 
 @cache
-def far_sample() -> Sample:
-    return Sample((100_000, 100_000, 100_000), seed=5)
+def far_sample() -> SyntheticVolume:
+    return SyntheticVolume((100_000, 100_000, 100_000), seed=5)
 
 
 @cache
@@ -45,11 +45,11 @@ def whole(kind: str) -> np.ndarray:
 
 @cache
 def tissue() -> dict[str, np.ndarray]:
-    sample = Sample((64, 128, 128), seed=1)
+    sample = SyntheticVolume((64, 128, 128), seed=1)
     return {kind: make(sample, kind, Box.from_shape(sample.shape)) for kind in KINDS}
 
 
-def floats(sample: Sample, box: Box) -> dict[str, np.ndarray]:
+def floats(sample: SyntheticVolume, box: Box) -> dict[str, np.ndarray]:
     """Return what decides the voxels of `box` before it is rounded, where a wrong bit cannot hide."""
     grown = grow(sample.seed, box, sample.voxel_size_nm)
     return {
@@ -96,7 +96,7 @@ def test_tiles_do_not_show(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_leaving_out_distant_rods_changes_nothing(
     voxel_size_nm: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample = Sample((200, 200, 200), seed=2, voxel_size_nm=voxel_size_nm)
+    sample = SyntheticVolume((200, 200, 200), seed=2, voxel_size_nm=voxel_size_nm)
     box = Box((60, 80, 90), (70, 104, 120))
     quick = floats(sample, box)
     monkeypatch.setattr(neurites.Rods, "deciding", lambda rods, point: rods)
@@ -106,7 +106,7 @@ def test_leaving_out_distant_rods_changes_nothing(
 
 
 def test_looking_further_for_rods_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample, box = Sample((200, 200, 200), seed=3), Box((20, 30, 40), (36, 62, 72))
+    sample, box = SyntheticVolume((200, 200, 200), seed=3), Box((20, 30, 40), (36, 62, 72))
     quick = floats(sample, box)
     reach = neurites._farthest_rod()
     monkeypatch.setattr(neurites, "_farthest_rod", lambda: reach + 900.0)
@@ -123,7 +123,7 @@ def test_looking_further_for_rods_changes_nothing(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_bytes_are_those_that_were_recorded(kind: str, digest: str) -> None:
-    data = make(Sample((64, 64, 64), seed=7), kind, Box((10, 0, 20), (34, 48, 64)))
+    data = make(SyntheticVolume((64, 64, 64), seed=7), kind, Box((10, 0, 20), (34, 48, 64)))
     assert hashlib.sha256(data.astype(data.dtype.newbyteorder("<")).tobytes()).hexdigest()[:16] == digest
 
 
@@ -136,13 +136,13 @@ def test_not_one_bit_depends_on_whether_lengths_are_numbers_of_numpy() -> None:
 
 
 def test_another_seed_gives_another_tissue() -> None:
-    first, second = (Sample((8, 32, 32), seed).raw(Box.from_shape((8, 32, 32))) for seed in (0, 1))
+    first, second = (SyntheticVolume((8, 32, 32), seed).raw(Box.from_shape((8, 32, 32))) for seed in (0, 1))
     assert np.mean(first == second) < 0.1
 
 
 def test_another_voxel_size_shows_the_same_tissue() -> None:
-    coarse = Sample((20, 60, 60), 1, (16.0, 16.0, 16.0)).labels(Box.from_shape((20, 60, 60)))
-    fine = Sample((40, 120, 120), 1, (8.0, 8.0, 8.0)).labels(Box.from_shape((40, 120, 120)))[::2, ::2, ::2]
+    coarse = SyntheticVolume((20, 60, 60), 1, (16.0, 16.0, 16.0)).labels(Box.from_shape((20, 60, 60)))
+    fine = SyntheticVolume((40, 120, 120), 1, (8.0, 8.0, 8.0)).labels(Box.from_shape((40, 120, 120)))[::2, ::2, ::2]
     inside = (coarse > 0) & (fine > 0)
     assert inside.mean() > 0.7
     assert np.mean(coarse[inside] == fine[inside]) > 0.995
@@ -243,7 +243,7 @@ def test_distance_to_a_rod_is_that_to_its_nearest_point() -> None:
 
 def test_noise_is_added_to_the_picture_and_to_nothing_else() -> None:
     box = Box.from_shape((24, 64, 64))
-    clean, usual, double = (Sample(box.shape, 1, noise=noise) for noise in (0.0, 1.0, 2.0))
+    clean, usual, double = (SyntheticVolume(box.shape, 1, noise=noise) for noise in (0.0, 1.0, 2.0))
     greys = clean.raw(box).astype(np.float64)
     inside = (greys > 50) & (greys < 205)  # where no noise is clipped away
     for sample, deviation in ((usual, 6.0), (double, 12.0)):
@@ -256,7 +256,7 @@ def test_noise_is_added_to_the_picture_and_to_nothing_else() -> None:
 def test_picture_without_noise_is_the_blurred_paint_rounded() -> None:
     box = Box((3, 5, 7), (9, 15, 17))
     wide = Box((1, 4, 6), (11, 16, 18))
-    sample = Sample((20, 20, 20), 4, noise=0.0)
+    sample = SyntheticVolume((20, 20, 20), 4, noise=0.0)
     light = sections(4, box)
     expected = np.rint(blur(paint(grow(4, wide, sample.voxel_size_nm))) + light)
     assert np.array_equal(sample.raw(box), expected)
@@ -264,20 +264,20 @@ def test_picture_without_noise_is_the_blurred_paint_rounded() -> None:
 
 def test_box_outside_the_sample_is_refused_with_its_axis() -> None:
     with pytest.raises(ValueError, match="box 0:9 leaves the sample 0:8 on axis y"):
-        Sample((8, 8, 8)).raw(Box((0, 0, 0), (8, 9, 8)))
+        SyntheticVolume((8, 8, 8)).raw(Box((0, 0, 0), (8, 9, 8)))
 
 
 def test_empty_box_gives_an_empty_array() -> None:
-    assert Sample((8, 8, 8)).raw(Box((2, 3, 4), (2, 8, 8))).shape == (0, 5, 4)
+    assert SyntheticVolume((8, 8, 8)).raw(Box((2, 3, 4), (2, 8, 8))).shape == (0, 5, 4)
 
 
 def test_impossible_samples_are_refused_when_made() -> None:
     with pytest.raises(RecipeError, match="sample shape is 0 on axis y"):
-        Sample((8, 0, 8))
+        SyntheticVolume((8, 0, 8))
     with pytest.raises(RecipeError, match=r"sample voxel size is -8\.0 nm on axis x"):
-        Sample((8, 8, 8), voxel_size_nm=(8.0, 8.0, -8.0))
+        SyntheticVolume((8, 8, 8), voxel_size_nm=(8.0, 8.0, -8.0))
     with pytest.raises(RecipeError, match=r"sample noise is -0\.5"):
-        Sample((8, 8, 8), noise=-0.5)
+        SyntheticVolume((8, 8, 8), noise=-0.5)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -285,7 +285,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_written_arrays_hold_the_sample_for_other_readers(tmp_path: Path) -> None:
-    sample = Sample((20, 50, 70), seed=3)
+    sample = SyntheticVolume((20, 50, 70), seed=3)
     write_sample(tmp_path / "a.n5", sample, chunk=16)
     with z5py.File(str(tmp_path / "a.n5"), "r") as file:
         for key in ("raw", "labels"):
@@ -298,7 +298,7 @@ def test_written_arrays_hold_the_sample_for_other_readers(tmp_path: Path) -> Non
 
 
 def test_written_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
-    sample = Sample((40, 40, 20), seed=3)
+    sample = SyntheticVolume((40, 40, 20), seed=3)
     for workers in (1, 2):
         write_sample(tmp_path / f"{workers}.n5", sample, chunk=16, workers=workers)
     one = contents(tmp_path / "1.n5")
@@ -310,14 +310,18 @@ def test_written_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) ->
 def test_progress_counts_every_box_once(workers: int, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     write_sample(
-        tmp_path / "a.n5", Sample((9, 9, 17)), chunk=4, workers=workers, on_progress=lambda *counts: seen.append(counts)
+        tmp_path / "a.n5",
+        SyntheticVolume((9, 9, 17)),
+        chunk=4,
+        workers=workers,
+        on_progress=lambda *counts: seen.append(counts),
     )
     assert seen == [(n, 12) for n in range(1, 13)]  # boxes of 8: 2 x 2 x 3
 
 
 @pytest.mark.parametrize("format", ["n5", "zarr2", "zarr3"])
 def test_written_arrays_say_their_voxel_size(format: str, tmp_path: Path) -> None:
-    write_sample(tmp_path / "a", Sample((4, 5, 6), voxel_size_nm=(30.0, 5.0, 4.0)), format=format)
+    write_sample(tmp_path / "a", SyntheticVolume((4, 5, 6), voxel_size_nm=(30.0, 5.0, 4.0)), format=format)
     for key in ("raw", "labels"):
         assert open_volume(tmp_path / "a", key).voxel_size_nm == (30.0, 5.0, 4.0)
 
@@ -325,7 +329,7 @@ def test_written_arrays_say_their_voxel_size(format: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("format", ["zarr2", "zarr3"])
 def test_zarr_holds_the_same_voxels(format: str, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
-    sample = Sample((10, 20, 20))
+    sample = SyntheticVolume((10, 20, 20))
     write_sample(tmp_path / "a.zarr", sample, chunk=8, format=format)
     assert np.array_equal(
         zarr.open_array(str(tmp_path / "a.zarr/raw"), mode="r")[:], sample.raw(Box.from_shape(sample.shape))
@@ -333,10 +337,14 @@ def test_zarr_holds_the_same_voxels(format: str, tmp_path: Path) -> None:
 
 
 def test_another_sample_in_the_same_place_is_refused(tmp_path: Path) -> None:
-    write_sample(tmp_path / "a.n5", Sample((8, 8, 8), seed=1))
-    write_sample(tmp_path / "a.n5", Sample((8, 8, 8), seed=1))
+    write_sample(tmp_path / "a.n5", SyntheticVolume((8, 8, 8), seed=1))
+    write_sample(tmp_path / "a.n5", SyntheticVolume((8, 8, 8), seed=1))
     before = contents(tmp_path / "a.n5")
-    for other in (Sample((8, 8, 8), seed=2), Sample((8, 8, 9), seed=1), Sample((8, 8, 8), seed=1, noise=0.0)):
+    for other in (
+        SyntheticVolume((8, 8, 8), seed=2),
+        SyntheticVolume((8, 8, 9), seed=1),
+        SyntheticVolume((8, 8, 8), seed=1, noise=0.0),
+    ):
         with pytest.raises(VolumeError, match="exists already"):
             write_sample(tmp_path / "a.n5", other)
     assert contents(tmp_path / "a.n5") == before

@@ -15,14 +15,14 @@ from volpipe.geometry.grid import Box
 from volpipe.nets.trained import Trained
 from volpipe.recipes.inference import NetChoice, Normalise
 from volpipe.recipes.training import LOSSES, load_training
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.training.driver import check_recipes, run_training
 from volpipe.training.logs import near_chance
 from volpipe.volumes.orientation import orders, turned
 from volpipe.workflow.outcome import outcome_lines
 
 SHAPE = (64, 64, 64)
-TISSUE = Sample(SHAPE, 5, (10.0, 10.0, 10.0))
+TISSUE = SyntheticVolume(SHAPE, 5, (10.0, 10.0, 10.0))
 RAW, LABELS = (part(Box.from_shape(SHAPE)) for part in (TISSUE.raw, TISSUE.labels))
 RECIPE = """
 [net]

@@ -17,7 +17,7 @@ from volpipe.geometry.affinities import OFFSETS, affinities
 from volpipe.geometry.grid import Box
 from volpipe.models.unet3d import unet3d
 from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
-from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.synthetic.volume import SyntheticVolume, write_sample
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.targets import UNKNOWN, accuracy, histograms, roc_auc, targets
 from volpipe.training.logs import read_log
@@ -178,7 +178,7 @@ def test_blur_is_drawn_for_each_window_and_leaves_the_labels_alone(numbered: np.
 
 
 def test_what_sample_writes_can_be_learnt_from(tmp_path: Path) -> None:
-    write_sample(tmp_path / "s.zarr", Sample((24, 32, 32), 3, (10.0, 10.0, 10.0)), chunk=16, format="zarr3")
+    write_sample(tmp_path / "s.zarr", SyntheticVolume((24, 32, 32), 3, (10.0, 10.0, 10.0)), chunk=16, format="zarr3")
     data = {"path": "s.zarr/raw", "labels": "s.zarr", "labels_key": "labels"}
     sample = made(Sampler(of_labels(data=data), (1, 1, 1), str(tmp_path)), 0)
     assert sample.inputs.shape == (1, 4, 8, 8)

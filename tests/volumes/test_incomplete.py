@@ -17,7 +17,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 import volpipe as vp
 from volpipe.errors import PlanError, VolumeError
 from volpipe.runs.run_folder import RunFolder
-from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.synthetic.volume import SyntheticVolume, write_sample
 from volpipe.volumes.formats import container, precomputed
 from volpipe.volumes.storage import metadata
 
@@ -282,7 +282,7 @@ def test_a_sample_that_is_not_finished_is_not_read() -> None:
     def stop(done: int, num_boxes: int) -> None:
         raise Stopped
 
-    sample = Sample((48, 16, 16))
+    sample = SyntheticVolume((48, 16, 16))
     with pytest.raises(Stopped):
         write_sample(Path("s.n5"), sample, chunk=8, on_progress=stop)
     for key in ("raw", "labels"):

@@ -11,11 +11,11 @@ from command import Give, giver
 
 import volpipe as vp
 from volpipe.geometry.grid import Box
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.label_values import class_notes
 
 SHAPE = (48, 64, 64)
-CELLS = Sample(SHAPE, 2).labels(Box.from_shape(SHAPE))
+CELLS = SyntheticVolume(SHAPE, 2).labels(Box.from_shape(SHAPE))
 Z, Y, X = np.mgrid[: SHAPE[0], : SHAPE[1], : SHAPE[2]]
 APART = (Z % 16 < 10) & (Y % 16 < 10) & (X % 16 < 10)  # 48 cubes that touch nowhere
 NUMBERED = (1 + Z // 16 * 16 + Y // 16 * 4 + X // 16) * APART

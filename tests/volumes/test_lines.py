@@ -10,7 +10,7 @@ import tifffile
 
 import volpipe as vp
 from volpipe.geometry.grid import Box
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.lines import line_contrast
 
 SHAPE = (40, 96, 96)
@@ -27,7 +27,7 @@ def measured(folder: Path, data: np.ndarray) -> float | None:
 
 @pytest.mark.parametrize("size", [(10.0, 10.0, 10.0), (16.0, 8.0, 8.0), (30.0, 6.0, 6.0)])
 def test_membranes_are_dark_lines_and_inverted_ones_bright(tmp_path: Path, size: tuple[float, float, float]) -> None:
-    raw = Sample(SHAPE, 4, size).raw(Box.from_shape(SHAPE))
+    raw = SyntheticVolume(SHAPE, 4, size).raw(Box.from_shape(SHAPE))
     dark = measured(tmp_path, raw)
     assert dark is not None and dark > 0.3
     assert measured(tmp_path, 255 - raw) == pytest.approx(-dark)

@@ -10,11 +10,11 @@ import tifffile
 
 import volpipe as vp
 from volpipe.geometry.grid import Box
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.orientation import agreements, middle_box, orders, orientation_notes, turned
 
 SHAPE = (64, 64, 64)
-TISSUE = Sample(SHAPE, 5, (10.0, 10.0, 10.0))
+TISSUE = SyntheticVolume(SHAPE, 5, (10.0, 10.0, 10.0))
 RAW, LABELS = (make(Box.from_shape(SHAPE)) for make in (TISSUE.raw, TISSUE.labels))
 ALL = [*orders(SHAPE)]
 REAL = (

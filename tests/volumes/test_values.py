@@ -11,11 +11,11 @@ from volumes import noise
 import volpipe as vp
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.synthetic.volume import Sample as Tissue
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.values import Sample, check_probabilities, grey_notes, image_share, labels_note, take_sample
 
 SHAPE = (40, 64, 72)
-RAW = Tissue(SHAPE, 3).raw(Box.from_shape(SHAPE))
+RAW = SyntheticVolume(SHAPE, 3).raw(Box.from_shape(SHAPE))
 INSIDE = 1 / (1 + np.exp((90.0 - RAW) / 3))  # a map of probabilities, 0 to 1
 LABELS = np.kron(np.arange(1, 121).reshape(5, 4, 6), np.ones((8, 16, 12), int))
 EMPTY = np.zeros(SHAPE)

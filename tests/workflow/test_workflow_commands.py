@@ -15,7 +15,7 @@ from skimage.measure import label as labelled
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.geometry.affinities import affinities
-from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.synthetic.volume import SyntheticVolume, write_sample
 from volpipe.units import duration
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import known_times
@@ -83,7 +83,7 @@ TRYING = (  # functions of kinds of work
 @pytest.fixture
 def truth(tmp_path: Path) -> np.ndarray:
     """Labels of a sample as `truth.n5`, an image of them as `in.n5`, and nets and a recipe beside them."""
-    write_sample(tmp_path / "sample.n5", Sample(SHAPE, 3))
+    write_sample(tmp_path / "sample.n5", SyntheticVolume(SHAPE, 3))
     found = open_volume(tmp_path / "sample.n5", "labels").open()[...]
     labels = (np.unique(found, return_inverse=True)[1].reshape(SHAPE) + (found.min() > 0)).astype(np.uint8)
     assert len(np.unique(found)) < 127  # twice each, and one, are grey levels of 8 bits

@@ -12,11 +12,18 @@ from pathlib import Path
 from volpipe.api.progress import count_shown
 from volpipe.errors import VolpipeError
 from volpipe.resolve import homes_known
-from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.synthetic.volume import SyntheticVolume, write_sample
 from volpipe.volumes.convert import Choice, OnProgress
 from volpipe.volumes.convert import convert as copy
 from volpipe.volumes.storage import paths
-from volpipe.volumes.survey import Footprint, Intensities, Trials, measure_footprint, measure_intensities, try_codecs
+from volpipe.volumes.survey import (
+    CodecTrials,
+    Footprint,
+    Intensities,
+    measure_footprint,
+    measure_intensities,
+    try_codecs,
+)
 from volpipe.volumes.volume import AS_STORED, View, Volume, list_arrays, open_volume
 
 __all__ = ["Info", "convert", "info", "list_arrays", "open", "sample"]
@@ -37,7 +44,7 @@ class Info:
     volume: Volume
     intensities: Intensities | None = None
     footprint: Footprint | None = None
-    codecs: Trials | None = None
+    codecs: CodecTrials | None = None
 
     def __repr__(self) -> str:
         """Return the lines that `volpipe info` prints."""
@@ -190,5 +197,5 @@ def sample(
         raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
     paths.check_letters(paths.locate(path))
     with count_shown("sample", "box", progress, on_progress) as show:
-        write_sample(Path(path), Sample(shape, seed, voxel_size_nm), workers=workers, on_progress=show)
+        write_sample(Path(path), SyntheticVolume(shape, seed, voxel_size_nm), workers=workers, on_progress=show)
     return open(path, "raw")

@@ -15,7 +15,7 @@ from volpipe.display.console import columns
 from volpipe.units import count, in_nm, shape, size
 
 if TYPE_CHECKING:
-    from volpipe.volumes.survey import Footprint, Intensities, Trials
+    from volpipe.volumes.survey import CodecTrials, Footprint, Intensities
     from volpipe.volumes.volume import Volume
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def intensity_line(found: Intensities) -> str:
     return f"intensity   {values} ({found.num_cells:,} of {found.num_all:,} chunks, taken at random){is_constant}"
 
 
-def codec_table(volume: Volume, found: Trials, stored_share: float) -> Table:
+def codec_table(volume: Volume, found: CodecTrials, stored_share: float) -> Table:
     """Return what codecs and chunks gave, and what the volume would take, empty chunks left out of its bytes."""
     table = columns("codec", "chunk", "ratio", "bytes", "encode", "decode", "files", "files in 512³ shards")
     raw = math.prod(volume.shape) * volume.dtype.itemsize * stored_share

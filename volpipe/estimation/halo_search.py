@@ -16,7 +16,7 @@ from volpipe.inference.statistics import sampled_affine
 from volpipe.inference.tiling import around_core
 from volpipe.nets.net_geometry import Geometry
 from volpipe.recipes.inference import Recipe
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.units import count
 from volpipe.volumes.volume import open_volume
 
@@ -74,7 +74,7 @@ def real_window(
     around = around_core(geometry, geometry.aligned_halo())
     shape = triple(map(sum, zip(core, *around, strict=True)))
     if location is None:
-        raw = Sample(shape, seed=SEED).raw(Box.from_shape(shape))
+        raw = SyntheticVolume(shape, seed=SEED).raw(Box.from_shape(shape))
         voxels = np.repeat(raw[None], in_channels, axis=0)
     else:
         volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)

@@ -42,7 +42,7 @@ from volpipe.nets.facts import FLOAT32, Arithmetic, NetFacts, NetSpeeds, Precisi
 from volpipe.nets.load import build_net
 from volpipe.process import environment, module_command
 from volpipe.recipes.inference import NetChoice, Normalise, Precision
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 
 if TYPE_CHECKING:
     from torch import nn
@@ -329,7 +329,7 @@ def measure_difference(
 
     torch.backends.cudnn.deterministic = True  # as workers have it
     window = _compared_window(net)
-    raw = Sample(window).raw(Box.from_shape(window))
+    raw = SyntheticVolume(window).raw(Box.from_shape(window))
     affine = sampled_affine(normalise, raw[None])
     data = torch.from_numpy(affine.apply(np.repeat(raw[None, None], net.in_channels, axis=1))).to(device)
     module = build_net(choice, search_path).to(device)

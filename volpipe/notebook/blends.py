@@ -123,7 +123,7 @@ class Blends(Drawn):
                 row.append(Panel(about, diverge(change, largest), nm))
             yield row
 
-    def _table(self) -> str:
+    def _html_table(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return html_table(HEAD, self._error_rows, caption=f"{self.net} at {self.box}, errors against the whole") + notes
 

@@ -28,7 +28,7 @@ class Drawn(ABC):
         """Yield the rows of the picture."""
 
     @abstractmethod
-    def _table(self) -> str:
+    def _html_table(self) -> str:
         """Return the table, as HTML."""
 
     def png(self) -> bytes:
@@ -46,14 +46,14 @@ class Drawn(ABC):
 
         if self.has_picture:
             display({"image/png": self.png(), "text/plain": repr(self)}, raw=True)
-        display({"text/html": self._table(), "text/plain": "" if self.has_picture else repr(self)}, raw=True)
+        display({"text/html": self._html_table(), "text/plain": "" if self.has_picture else repr(self)}, raw=True)
 
     def _repr_html_(self) -> str:
         """Return both as HTML, for what shows it by this alone."""
         if not self.has_picture:
-            return self._table()
+            return self._html_table()
         title, data = html.escape(repr(self).partition("\n")[0]), base64.b64encode(self.png()).decode()
-        return f'<img alt="{title}" src="data:image/png;base64,{data}">{self._table()}'
+        return f'<img alt="{title}" src="data:image/png;base64,{data}">{self._html_table()}'
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Seams(Drawn):
             row.append(Panel(caption, image))
         yield row
 
-    def _table(self) -> str:
+    def _html_table(self) -> str:
         rows = {axis: (axis, "no faces, or too few", "", "") for axis in AXES}
         for score in self.scores:
             seam = "may be seen" if score.is_seam else "as at other places" if score.is_of_tissue else "no step"

@@ -127,7 +127,7 @@ class SideBySide(Drawn):
                 Panel(f"difference b - a\n{scale}", diverge(shown, largest), nm),
             ]
 
-    def _table(self) -> str:
+    def _html_table(self) -> str:
         noise = "no range of the type" if self.psnr is None else f"{self.psnr:.2f} dB"
         rows: dict[str, object] = {
             "a": f"{self.names[0]}, {self.a.dtype}, repeated {self.factors[0]}",

@@ -147,7 +147,7 @@ class TryOut(Drawn):
                 Panel(result, shaded(after[None, *part.index], greys), nm),
             ]
 
-    def _table(self) -> str:
+    def _html_table(self) -> str:
         facts = self.facts
         memory = "unknown" if facts.memory_bytes is None else f"{facts.memory_bytes / MIB:,.0f} MiB"
         rows: dict[str, object] = {

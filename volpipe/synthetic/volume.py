@@ -36,7 +36,7 @@ KEYS: dict[str, np.dtype] = {"raw": np.dtype(np.uint8), "labels": np.dtype(np.ui
 
 
 @dataclass(frozen=True)
-class Sample:
+class SyntheticVolume:
     """A synthetic volume (z, y, x), computed where it is read; it holds no voxel.
 
     Attributes:
@@ -103,7 +103,7 @@ class Sample:
 
 def write_sample(
     path: Path,
-    sample: Sample,
+    sample: SyntheticVolume,
     *,
     chunk: int = 64,
     format: str = "n5",
@@ -147,7 +147,7 @@ def write_sample(
         mark_complete(path, format, key=key)
 
 
-def _write_box(path: Path, sample: Sample, boxes: Grid, number: int) -> None:
+def _write_box(path: Path, sample: SyntheticVolume, boxes: Grid, number: int) -> None:
     from volpipe.volumes.volume import open_writer
 
     box = boxes.box(number)

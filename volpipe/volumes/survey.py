@@ -90,7 +90,7 @@ class Intensities:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CodecTrial:
     """Size and speed of one codec and chunk shape, on one thread.
 
     Attributes:
@@ -117,10 +117,10 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Trials:
+class CodecTrials:
     """All trials, and the boxes (z, y, x) of the volume that they were made on."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[CodecTrial, ...]
     num_boxes: int
     box: Triple
 
@@ -284,7 +284,7 @@ def _sampled_cell(volume: Volume) -> Triple:
 
 def try_codecs(
     volume: Volume, *, seed: int = 0, seconds: float = TRIAL_SECONDS, seconds_per_chunk: float = 0.0
-) -> Trials:
+) -> CodecTrials:
     """Return size and speed of usual codecs and chunk shapes on boxes of `volume`, on one thread.
 
     Args:
@@ -306,7 +306,7 @@ def try_codecs(
             if time.perf_counter() > stop:
                 break
     trials = tuple(_trial(volume, name, edge, total) for (name, edge), total in totals.items())
-    return Trials(trials, num_boxes, triple(boxes[0].shape))
+    return CodecTrials(trials, num_boxes, triple(boxes[0].shape))
 
 
 def _filled_boxes(volume: Volume, seed: int, seconds: float, seconds_per_chunk: float) -> list[np.ndarray]:
@@ -384,12 +384,12 @@ def _time_codec(codec: Codec, pieces: Sequence[np.ndarray]) -> list[float]:
     return [sum(p.nbytes for p in pieces), sum(map(len, stored)), encoded - started, decoded - encoded]
 
 
-def _trial(volume: Volume, codec: str, edge: int, total: Sequence[float]) -> Trial:
+def _trial(volume: Volume, codec: str, edge: int, total: Sequence[float]) -> CodecTrial:
     raw, stored, encoding, decoding = total
     shard = max(SHARD_EDGE, edge)
     num_files, num_shards = (
         volume.num_channels * math.prod(-(-n // size) for n in volume.spatial_shape) for size in (edge, shard)
     )
-    return Trial(
+    return CodecTrial(
         codec, edge, int(raw), int(stored), raw / max(encoding, 1e-9), raw / max(decoding, 1e-9), num_files, num_shards
     )

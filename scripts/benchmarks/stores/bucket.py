@@ -28,7 +28,7 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
-from volpipe.synthetic.volume import Sample
+from volpipe.synthetic.volume import SyntheticVolume
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
@@ -108,7 +108,7 @@ def raw_volume(setting: Setting, side: int, shards: tuple[int, int, int] | None 
     path = setting.cache / f"raw-{side}{'-sharded' if shards else ''}.zarr"
     done = path.with_suffix(".done")
     if not done.exists():
-        tile = np.asarray(Sample(inputs.TILE, 0).raw(Box.from_shape(inputs.TILE)))
+        tile = np.asarray(SyntheticVolume(inputs.TILE, 0).raw(Box.from_shape(inputs.TILE)))
         spec = ArraySpec((side,) * 3, tile.dtype, CHUNK, shards, codec="raw")
         create_array(path, "raw", spec, "zarr3")
         boxes = Grid(spec.shape, shards or inputs.TILE)
