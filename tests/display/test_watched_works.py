@@ -14,9 +14,9 @@ from volpipe.display.console import rendered
 from volpipe.display.workers import roster_view, sentences
 from volpipe.geometry.grid import Box
 from volpipe.runs.presence import Driver
+from volpipe.stages.status import Status
 from volpipe.training.logs import TrainingPace
 from volpipe.workflow.roster import Worker, WorkerTask
-from volpipe.workflow.status import Status
 
 NOTE = Note("s", command="volpipe run -o out.zarr in.n5", folder="/data", part=0.254, seconds_left=90.0)
 DRIVER = Driver("running", "9", "login", "2026-11-23 10:00:00", NOTE)

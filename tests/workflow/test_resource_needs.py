@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from volpipe.workflow.needs import NOTHING, ResourceNeeds
+from volpipe.stages.needs import NOTHING, ResourceNeeds
 
 A = ResourceNeeds(1.0, 2.0, 4.0, 8, 16, 32.0, 64, 128, is_measured=True)
 B = ResourceNeeds(100.0, 200.0, 400.0, 800, 1600, 3200.0, 6400, 12800, is_measured=False)
