@@ -33,7 +33,7 @@ from volpipe.reporting.page import Sheet
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.update_records import Updated, from_ranges, to_ranges, updates_in
+from volpipe.runs.update_records import UnitResult, Updated, from_ranges, to_ranges, updates_in
 from volpipe.runs.worker import RESULTS, Cells
 from volpipe.segmentation import tasks
 from volpipe.workflow.driver import RunWork
@@ -263,7 +263,8 @@ def test_a_result_says_of_which_units_each_of_its_lists_is_so_that_an_update_can
     whole = {Cells, Statistics, Updated}
     for kind in {*RESULTS, *tasks.RESULTS} - whole:
         lists = {name for name, annotation in get_type_hints(kind).items() if get_origin(annotation) is tuple}
-        assert lists == getattr(kind, "UNITS", {}).keys(), kind
+        entries = kind.ENTRIES if issubclass(kind, UnitResult) else {}
+        assert lists == entries.keys(), kind
 
 
 class Updating(Slow):
