@@ -301,7 +301,7 @@ def golden(page: Page) -> None:
     """`golden ARGUMENTS`: gives them to volpipe, and prints both streams, one after the other, and the exit code."""
     page.shell.add_tool("golden", GOLDEN)
     # What other tests measured of a net is not known here, and no table breaks its lines by the length of a path.
-    page.shell.environment |= {"XDG_CACHE_HOME": str(page.folder.parent / "cache"), "COLUMNS": "400"}
+    page.shell.environment |= {"XDG_CACHE_HOME": str(page.folder.parent / "cache"), "COLUMNS": "1000"}
 
 
 def clusters_by_threads(page: Page) -> None:

@@ -26,6 +26,7 @@ from command import omit_lines_of_progress
 from markdown_page import ROOT
 
 from volpipe.cli import app, viewer
+from volpipe.display import console
 from volpipe.sites import find
 
 CLIENT = """#!{python} -IS
@@ -145,6 +146,10 @@ class Shell:
             for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
                 patch.setattr(sys, name, stream)
             patch.setattr(sys, "argv", ["volpipe", *arguments])
+            # They are as wide as when this process began.
+            if "COLUMNS" in environment:
+                for stream_console in (console.out, console.err):
+                    patch.setattr(stream_console, "width", int(environment["COLUMNS"]))
             patch.setattr(viewer, "Event", Looked)
             omit_lines_of_progress(patch)
             try:
