@@ -63,7 +63,7 @@ def test_an_input_that_is_not_complete_is_read_where_that_is_asked_for() -> None
 
 def test_tab_offers_files_of_its_kinds_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("a.toml", "a.txt", "ab.csv", "b.toml", ".a.toml", "a.png"):
+    for name in ("a.toml", "a.txt", "ab.csv", "b.toml", ".a.toml", "a.png", "a.pdf"):
         (tmp_path / name).touch()
     (tmp_path / "a.n5").mkdir()
     (tmp_path / "a.n5" / "c.toml").touch()
@@ -71,7 +71,7 @@ def test_tab_offers_files_of_its_kinds_and_folders(tmp_path: Path, monkeypatch: 
     def offered(complete: Callable[[str], options.Choices], begun: str) -> list[str]:
         return [name for name, _ in complete(begun)]
 
-    assert offered(options.complete_volumes, "a") == ["a.n5/", "a.toml", "a.txt", "ab.csv"]
+    assert offered(options.complete_volumes, "a") == ["a.n5/", "a.png", "a.toml", "a.txt", "ab.csv"]
     assert offered(options.complete_volumes, "a.n5/") == ["a.n5/c.toml"]
     assert offered(options.complete_volumes, "a.n5/x") == [] == offered(options.complete_volumes, "none/x")
     assert offered(options.complete_recipe, "a") == ["affinities", "a.n5/", "a.toml"]

@@ -9,7 +9,7 @@ from rich.progress import Progress as Bar
 
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
-from volpipe.display.console import Bars, LastingStream, complete_already
+from volpipe.display.console import Bars, LastingStream
 from volpipe.display.progress import bar_counts, progress_line
 
 
@@ -103,10 +103,6 @@ def test_a_plain_line_names_stages_that_were_begun_and_what_failed(monkeypatch: 
     assert progress_line(training, 0.0) == "1 min 05 s: train 4/12; loss 0.25"
     training.words = ""
     assert progress_line(training, 0.0) == "1 min 05 s: train 4/12"
-
-
-def test_a_complete_output_says_how_to_start_over() -> None:
-    assert complete_already("out.zarr") == "out.zarr is complete already; nothing to do (--fresh starts over)"
 
 
 class Ascii:

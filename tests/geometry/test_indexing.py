@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volpipe.geometry.indexing import Region, bounds, pieces, plain_index, ranges
+from volpipe.geometry.indexing import ChunkedIndex, bounds, pieces, plain_index, ranges
 
 entries = st.integers(-7, 6) | st.slices(7) | st.just(Ellipsis)
 
@@ -72,7 +72,7 @@ def test_a_region_names_each_chunk_once_in_its_file(data: st.DataObject) -> None
     units = tuple(chunk * data.draw(st.integers(1, 3)) for chunk in chunks)
     index = plain_index(tuple(data.draw(st.slices(n).filter(lambda s: (s.step or 1) > 0)) for n in shape), shape)
     array = np.arange(11 * 13).reshape(shape)
-    region, result = Region.of(index, shape, chunks, units), np.full(array[index].shape, -1)
+    region, result = ChunkedIndex.of(index, shape, chunks, units), np.full(array[index].shape, -1)
     seen = []
     for unit in region.units():
         for chunk in region.chunks_in(unit):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from volpipe.geometry.labels import ignored, in_64_bits, is_ignored, reserved
-from volpipe.geometry.levels import SMALLEST_LEVEL, level_factors, level_shape, level_step
+from volpipe.geometry.levels import SMALLEST_LEVEL, level_factors, level_shape
 
 MOST = 2**64
 
@@ -75,5 +77,5 @@ def test_levels_tend_to_cubes_and_end_when_they_are_small(
     found = level_factors(levels, shape, voxel)
     assert list(found) == factors
     assert level_factors(levels, shape, voxel, found[:2]) == found
-    steps = [level_step(found, level) for level in range(1, len(found))]
+    steps = [tuple(b // a for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(found)]
     assert all(set(step) <= {1, 2} and max(step) == 2 for step in steps)

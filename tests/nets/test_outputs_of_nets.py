@@ -12,7 +12,6 @@ from torch import nn
 
 from volpipe.nets.adapter import (
     Adapter,
-    adapted,
     first_channels,
     joined,
     joined_arrays,
@@ -25,6 +24,13 @@ from volpipe.nets.adapter import (
 )
 from volpipe.nets.net_geometry import NetArray, OutputError
 from volpipe.recipes.inference import NetChoice
+
+
+def adapted(net: nn.Module, choice: NetChoice) -> Adapter:
+    """Return a user's net with the interface of ours, as it is loaded."""
+    is_asked = bool(choice.plane or choice.context)
+    return Adapter(net, choice, is_flat=takes_slices(net, choice.context or 0, is_asked=is_asked))
+
 
 ONE, TWO = torch.ones(1), torch.zeros(2)
 WINDOW = (2, 1, 4, 6, 8)

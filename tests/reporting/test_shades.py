@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from volpipe.reporting import shades
+from volpipe.reporting.frames import Scale
 
 
 @given(st.floats(1e-3, 1e9))
@@ -23,7 +24,8 @@ def test_a_bar_may_be_as_long_as_there_is_room() -> None:
 
 
 def test_lengths_are_in_micrometres_from_a_thousand_nm() -> None:
-    assert [shades.length_text(nm) for nm in (0.5, 500.0, 999.0, 1000.0, 2500.0)] == [
+    scale = Scale(8.0)
+    assert [scale.text(nm) for nm in (0.5, 500.0, 999.0, 1000.0, 2500.0)] == [
         "0.5 nm", "500 nm", "999 nm", "1 µm", "2.5 µm"
     ]  # fmt: skip
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from volpipe.reporting.page import Chart, Note, Section, Sheet
-from volpipe.reporting.tally import MOST_SLOWEST, Tally
+from volpipe.reporting.page import Chart, PageSection, Sentence, Sheet
+from volpipe.reporting.tally import MOST_SLOWEST, JournalTally
 from volpipe.reporting.tasks import StageState, colours_of, damage_note, moment, stage_sheet, task_sections
 
 BEGAN = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
@@ -37,25 +37,25 @@ LINES = [
 
 
 @pytest.fixture
-def tally(tmp_path: Path) -> Tally:
+def tally(tmp_path: Path) -> JournalTally:
     (tmp_path / "journal").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    found = Tally([BEGAN - 5, BEGAN + 5])
+    found = JournalTally([BEGAN - 5, BEGAN + 5])
     found.read(tmp_path / "journal")
     return found
 
 
-def sections(tally: Tally) -> dict[str, Section]:
+def sections(tally: JournalTally) -> dict[str, PageSection]:
     states = {"measure": StageState(2, 2), "infer": StageState(4, 1234)}
     sites = [("slurm", BEGAN - 5), ("local", BEGAN + 5)]
     return {part.title: part for part in task_sections(tally, states, lambda stage, unit: f"{stage}[{unit}]", sites)}
 
 
-def sheets(tally: Tally) -> dict[str, Sheet]:
+def sheets(tally: JournalTally) -> dict[str, Sheet]:
     items = [item for part in sections(tally).values() for item in part.items]
     return {item.title: item for item in items if isinstance(item, Sheet)}
 
 
-def test_a_stage_has_a_row_of_sums(tally: Tally) -> None:
+def test_a_stage_has_a_row_of_sums(tally: JournalTally) -> None:
     sheet = sheets(tally)["By stage"]
     assert sheet.names == [
         "stage", "units", "tasks", "task time", "per task", "CPU", "read", "written", "peak memory", "GPU",
@@ -74,7 +74,7 @@ def test_a_stage_has_a_row_of_sums(tally: Tally) -> None:
 
 
 def test_one_stage_alone_has_no_row_of_all_and_one_without_tasks_is_empty() -> None:
-    sheet = stage_sheet(Tally(), {"infer": StageState(0, 3)}, ["infer"])
+    sheet = stage_sheet(JournalTally(), {"infer": StageState(0, 3)}, ["infer"])
     assert (sheet.names, sheet.rows) == (
         ["stage", "units", "tasks", "task time", "read", "written"],
         [("infer", "0 of 3", 0, "0.0 s", "0 B", "0 B")],
@@ -82,7 +82,7 @@ def test_one_stage_alone_has_no_row_of_all_and_one_without_tasks_is_empty() -> N
     assert "GPU" not in sheet.caption and "Net on device" not in sheet.caption
 
 
-def test_nodes_and_workers_stand_with_the_most_time_first(tally: Tally) -> None:
+def test_nodes_and_workers_stand_with_the_most_time_first(tally: JournalTally) -> None:
     nodes, workers = sheets(tally)["By node"], sheets(tally)["By worker"]
     assert [row[:4] for row in nodes.rows] == [("b", 2, "1.04 ×", 2), ("a", 1, "0.92 ×", 2)]
     assert [row[:5] for row in workers.rows] == [
@@ -93,7 +93,7 @@ def test_nodes_and_workers_stand_with_the_most_time_first(tally: Tally) -> None:
     )
 
 
-def test_sessions_have_their_times_and_tasks(tally: Tally) -> None:
+def test_sessions_have_their_times_and_tasks(tally: JournalTally) -> None:
     sheet = sheets(tally)["By session"]
     assert sheet.rows == [
         [1, "slurm", "2023-11-14 22:13:15 UTC", "5.0 s", "19.0 s", 4, 3, ""],
@@ -101,7 +101,7 @@ def test_sessions_have_their_times_and_tasks(tally: Tally) -> None:
     ]
 
 
-def test_failures_are_counted_by_reason_and_listed_the_latest_first(tally: Tally) -> None:
+def test_failures_are_counted_by_reason_and_listed_the_latest_first(tally: JournalTally) -> None:
     found = sheets(tally)
     assert found["Why tasks failed"].rows == [(2, "infer", "OSError: no disk"), (1, "infer", "ValueError: odd")]
     assert found["Failed attempts"].rows == [
@@ -112,7 +112,7 @@ def test_failures_are_counted_by_reason_and_listed_the_latest_first(tally: Tally
     assert found["Failed attempts"].caption == ""
 
 
-def test_a_timeline_has_a_bar_for_each_task_and_attempt(tally: Tally) -> None:
+def test_a_timeline_has_a_bar_for_each_task_and_attempt(tally: JournalTally) -> None:
     items = sections(tally)["Timeline"].items
     chart = next(item for item in items if isinstance(item, Chart) and item.kind == "timeline")
     names = ("worker", "colour", "units", "began", "ended", "queued")
@@ -131,7 +131,7 @@ def test_few_tasks_have_no_slowest_and_many_do(tmp_path: Path) -> None:
     lines = [done("infer", [2 * i, 2 * i + 1], 10 * i, 2 + i % 7) for i in range(2 * MOST_SLOWEST + 1)]
     for num, has in ((2 * MOST_SLOWEST, False), (2 * MOST_SLOWEST + 1, True)):
         (tmp_path / str(num)).write_text("".join(json.dumps(line) + "\n" for line in lines[:num]))
-        tally = Tally()
+        tally = JournalTally()
         tally.read(tmp_path / str(num))
         titles = [part.title for part in task_sections(tally)]
         assert ("Slowest tasks" in titles) == has
@@ -142,13 +142,13 @@ def test_few_tasks_have_no_slowest_and_many_do(tmp_path: Path) -> None:
 
 
 def test_a_journal_without_tasks_says_so_and_damage_is_counted(tmp_path: Path) -> None:
-    (part,) = task_sections(Tally())
-    assert (part.title, part.items) == ("Tasks", [Note("No task has ended yet.")])
-    assert damage_note(Tally()) is None
+    (part,) = task_sections(JournalTally())
+    assert (part.title, part.items) == ("Tasks", [Sentence("No task has ended yet.")])
+    assert damage_note(JournalTally()) is None
     what = "of the journal cannot be understood, damaged or by another version, and"
     for damaged, words in (("x\n", f"1 line {what} is"), ("x\ny\n", f"2 lines {what} are")):
         (tmp_path / "j").write_text(damaged + json.dumps(LINES[0]) + "\n")
-        tally = Tally()
+        tally = JournalTally()
         tally.read(tmp_path / "j")
         note = damage_note(tally)
         assert note is not None and note.kind == "warning" and note.text.startswith(words)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from volpipe.recipes.training import LOSSES
-from volpipe.reporting.page import Chart, Item, Note, Sheet
+from volpipe.reporting.page import Chart, Item, Sentence, Sheet
 from volpipe.training.pages import curve, curves
 
 
@@ -54,7 +54,7 @@ def test_each_score_has_a_chart_and_single_values_a_table(tmp_path: Path) -> Non
     assert [(item.names, item.rows) for item in items if isinstance(item, Sheet)] == [
         (("", "value", "after step"), [("psnr", "20.5", "1")])
     ]
-    assert not [item for item in items if isinstance(item, Note)]
-    (note,) = [item for item in shown(tmp_path / "b", first, second) if isinstance(item, Note)]
+    assert not [item for item in items if isinstance(item, Sentence)]
+    (note,) = [item for item in shown(tmp_path / "b", first, second) if isinstance(item, Sentence)]
     assert note.text.startswith("Nothing was held out and scored: data.held_out and train.validate_every")
-    assert [type(item) for item in shown(tmp_path / "c")] == [Note]
+    assert [type(item) for item in shown(tmp_path / "c")] == [Sentence]

@@ -161,7 +161,7 @@ windows = {{ shape = [8, 8, 8], block = [1, 1, 2] }}
 
 REFUSED = [
     (RecipeError, ["part.bin=[0,1,1]"], r"part\.bin=.*three whole numbers from 1"),
-    (RecipeError, ["part.net.name=identity"], r"unknown key net; there are bin, input"),
+    (RecipeError, ["part.net.name=identity"], r"unknown key net; there are input, windows, bin"),
     (RecipeError, ["smooth.halos=[1,1,1]"], r"unknown key halos .*halo"),
     (PlanError, ["smooth.halo=[1,2,2]"], r"^stage smooth: function filters.py:smooth sees .* 2 along z; declare"),
     (PlanError, ["smooth.options={ sigma = 1.0, order = 2 }"], r"^stage smooth: .*unexpected keyword argument 'order'"),

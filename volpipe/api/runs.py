@@ -30,7 +30,7 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume
 from volpipe.workflow.cost import FlowCost
 from volpipe.workflow.driver import Listener, Report
-from volpipe.workflow.execute import FlowListener, FlowReport, heard_by
+from volpipe.workflow.execute import FlowListener, FlowReport
 from volpipe.workflow.plan import plan_flow
 from volpipe.workflow.prepare import check_opened, prepare, prepare_for, sample_for
 from volpipe.workflow.work_plan import HeldPlan, RunPlan, StagesPlan, WorkPlan, execute, find_work_plan, preview
@@ -186,10 +186,10 @@ def run(
 @contextmanager
 def _telling_stages(
     progress: bool | None, on_progress: Show | None, listener: Listener | FlowListener | None
-) -> Iterator[FlowListener]:
+) -> Iterator[FlowListener | Listener]:
     """Give whom to tell of stages: the `listener`, or of each `on_progress` and a display."""
     if listener is not None:
-        yield heard_by(listener)
+        yield listener
         return
     with stages_shown(progress, has_listener=on_progress is not None) as show:
 

@@ -22,12 +22,12 @@ from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.held_work import HeldWork, try_blocks
 from volpipe.runs.options import PLAIN, RunOptions, check_stages
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.stage_work import Listener
+from volpipe.runs.stage_work import SILENT, Listener
 from volpipe.stages.kind import StagePlan
 from volpipe.volumes.storage import paths
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_stages
 from volpipe.workflow.driver import Report, RunWork
-from volpipe.workflow.execute import QUIET, FlowListener, FlowReport, flow_work, heard_by
+from volpipe.workflow.execute import FlowListener, FlowReport, flow_work, heard_by
 from volpipe.workflow.follow import check_seconds, following_work
 from volpipe.workflow.output_state import State, flow_state, stage_state
 from volpipe.workflow.plan import FlowPlan
@@ -69,7 +69,7 @@ class WorkPlan(ABC):
         """
 
     @abstractmethod
-    def work(self, options: RunOptions = PLAIN, listener: FlowListener = QUIET) -> HeldWork[Any]:
+    def work(self, options: RunOptions = PLAIN, listener: FlowListener | Listener = SILENT) -> HeldWork[Any]:
         """Return the work that does what is left of it, or follows its volume where `options` say so."""
 
     @abstractmethod
@@ -134,8 +134,8 @@ class RunPlan(WorkPlan):
         check_seconds(options.follow)
         return options
 
-    def work(self, options: RunOptions = PLAIN, listener: FlowListener = QUIET) -> HeldWork[Report]:
-        own = listener.of_stage(self.stages[0])
+    def work(self, options: RunOptions = PLAIN, listener: FlowListener | Listener = SILENT) -> HeldWork[Report]:
+        own = listener if isinstance(listener, Listener) else listener.of_stage(self.stages[0])
         return (
             RunWork(self.plan, options, own).held if options.follow is None else following_work(self.plan, options, own)
         )
@@ -168,8 +168,8 @@ class StagesPlan(WorkPlan):
         check_stages(only, options.follow)
         return options
 
-    def work(self, options: RunOptions = PLAIN, listener: FlowListener = QUIET) -> HeldWork[FlowReport]:
-        return flow_work(self.plan, options, listener)
+    def work(self, options: RunOptions = PLAIN, listener: FlowListener | Listener = SILENT) -> HeldWork[FlowReport]:
+        return flow_work(self.plan, options, heard_by(listener))
 
     def preview(self, start: Start | None, on_try: OnTry = lambda seconds, most: None) -> FlowCost:
         return forecast_flow(self.plan) if start is None else preview_stages(self.plan, start)
@@ -192,8 +192,10 @@ def execute(plan: Plan, start: Start, options: RunOptions = ..., listener: Liste
 @overload
 def execute(plan: FlowPlan, start: Start, options: RunOptions = ..., listener: FlowListener = ...) -> FlowReport: ...
 @overload
-def execute(plan: WorkPlan, start: Start, options: RunOptions = ..., listener: FlowListener = ...) -> Any: ...
-def execute(plan: Any, start: Start, options: RunOptions = PLAIN, listener: Any = QUIET) -> Any:  # Any: as above
+def execute(
+    plan: WorkPlan, start: Start, options: RunOptions = ..., listener: FlowListener | Listener = ...
+) -> Any: ...
+def execute(plan: Any, start: Start, options: RunOptions = PLAIN, listener: Any = SILENT) -> Any:  # Any: as above
     """Do what is left of `plan`, until nothing is or what is left cannot be done; return how that ended.
 
     Args:
@@ -205,7 +207,7 @@ def execute(plan: Any, start: Start, options: RunOptions = PLAIN, listener: Any 
         SiteError: the site cannot be used.
         VolumeError: a bucket may not be written to, or does not answer.
     """
-    return (find_work_plan(plan) or plan).work(options, heard_by(listener)).run(start)
+    return (find_work_plan(plan) or plan).work(options, listener).run(start)
 
 
 @overload
