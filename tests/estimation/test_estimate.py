@@ -6,9 +6,12 @@ import importlib.util
 import itertools
 import math
 import os
+import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +21,9 @@ from inline import Inline
 from plans import blocks_by_shard, planned, plans, volume, voxels_of_blocks
 from volumes import noise, windowed, write_volume
 
-from volpipe.blockwise.stage import bundle_size
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.phase import Phase
+from volpipe.blockwise.stage import Stage, bundle_size
 from volpipe.blockwise.usage import Totals
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation import calibrate, memory
@@ -285,6 +290,23 @@ def test_scratch_is_never_above_what_was_planned_for_it(
     found = preview(plan, Inline(slots=slots).start).estimate
     assert 0 < report_of(plan, slots).most_scratch_bytes <= found.scratch_bytes
     assert 0 < max(inodes) <= found.scratch_files + found.scratch_folders
+
+
+def test_scratch_stays_as_planned_where_the_driver_is_slower_than_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("blockwise.phase", "estimation.estimate"):
+        monkeypatch.setattr(f"volpipe.{module}.bundle_size", lambda pace, row=0, num_workers=1: 4)
+    come_back = Phase.come_back
+
+    def late(phase: Phase, stage: Stage, units: list[int], future: Future[Record[Any]]) -> None:
+        time.sleep(0.01)
+        come_back(phase, stage, units, future)
+
+    monkeypatch.setattr(Phase, "come_back", late)
+    plan = made(tmp_path, "hann", "streamed")
+    found = preview(plan, Inline().start).estimate
+    assert 0 < report_of(plan).most_scratch_bytes <= found.scratch_bytes
 
 
 @pytest.mark.parametrize("mode", ["streamed", "stored"])

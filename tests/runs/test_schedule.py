@@ -300,6 +300,24 @@ def test_blocks_that_failed_take_no_room_from_the_others() -> None:
     assert schedule.take(schedule.factor, 9) == [2, 3]
 
 
+def test_the_net_waits_while_sums_wait_to_be_joined_or_discarded() -> None:
+    plan = planned(
+        "windows.shape=[8,8,8]", "windows.overlap=4", "windows.block=[2,2,2]", "windows.blend=hann",
+        "output.shard=[8,8,8]", "output.levels=1", of=volume((16, 16, 64)),
+    )  # fmt: skip
+    schedule = RunSchedule(plan)
+    waited = set[str]()
+    while blocks := schedule.take(schedule.infer, 1):
+        schedule.finish(schedule.infer, blocks[0])
+        for stage in (schedule.reassemble, *schedule.discards.values()):
+            while stage.ready:
+                waited.add(stage.name)
+                assert schedule.take(schedule.infer, 1) == []
+                schedule.finish(stage, *schedule.take(stage, 1))
+    assert waited == {"reassemble", "discard sum"}
+    assert schedule.infer.num_left == schedule.reassemble.num_left == 0
+
+
 def test_a_block_that_reaches_a_wanted_shard_and_nothing_wanted_in_it_is_left_alone() -> None:
     plan = planned(
         "windows.shape=[8,8,8]", "windows.overlap=4", "windows.block=[4,4,4]", "windows.blend=hann",

@@ -286,7 +286,7 @@ class _Row:
 
     task: TaskID
     first: float
-    began: float = field(default_factory=time.monotonic)
+    began: float
     pace: Pace = field(default_factory=Pace)
 
     def seconds_left(self, done: float, whole: float) -> float | None:
@@ -338,7 +338,7 @@ class Bars:
     def _bar_of(self, name: str, done: float, whole: float) -> _Row:
         if name not in self._rows:
             task = self.progress.add_task(name, total=whole, count="", speed="", left="")
-            self._rows[name] = _Row(task, done)
+            self._rows[name] = _Row(task, done, time.monotonic())
         return self._rows[name]
 
 

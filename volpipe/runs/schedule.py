@@ -187,6 +187,10 @@ class RunSchedule(OutputSchedule[Plan]):
         """Return up to `most` units of `stage` that may start now."""
         if stage is self.factor:
             most = min(most, self.most_waiting - self._num_waiting())
+        elif stage is self.infer and any(late.ready for late in (self.reassemble, *self.discards.values())):
+            # What joins and frees sums had its turn before, and its workers have all that they may have at a time.
+            # So the net waits, or scratch would grow beyond what was planned.
+            return []
         return stage.take(most) if most > 0 else []
 
     def _num_waiting(self) -> int:
