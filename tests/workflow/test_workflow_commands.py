@@ -74,6 +74,7 @@ reference = "truth.n5"
 """
 SHAPE = (32, 32, 48)
 NUM_WORKERS = 2  # of the site threads
+TIME = r"(?:\d+ min )?[\d.]+ s"
 TRYING = (  # functions of kinds of work
     "volpipe.workflow.run_stages.calibrate", "volpipe.segmentation.kind.calibrate_segmentation",
     "volpipe.evaluation.kinds.calibrate_evaluation",
@@ -168,9 +169,9 @@ def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np
     assert f"{tmp_path / 'out' / 'restore.zarr'} s0" in planned.out  # which stage 2 reads
     rows = planned.out[planned.out.rindex("stage ") :].splitlines()
     assert [row.split()[0] for row in rows[1:6]] == ["restore", "affinities", "objects", "scores", "all"]
-    assert all(re.search(r" {2}[\d.]+ s$", row) for row in rows[1:3])  # blocks of both runs were tried
-    assert all(re.search(r" ≈ [\d.]+ s$", row) for row in rows[3:6])  # of the others on what was made up
-    assert re.search(r"^≈ [\d.]+ s on threads, by [\d,]+ synthetic voxels tried there", planned.out, re.MULTILINE)
+    assert all(re.search(rf" {{2}}{TIME}$", row) for row in rows[1:3])  # blocks of both runs were tried
+    assert all(re.search(rf" ≈ {TIME}$", row) for row in rows[3:6])  # of the others on what was made up
+    assert re.search(rf"^≈ {TIME} on threads, by [\d,]+ synthetic voxels tried there", planned.out, re.MULTILINE)
     assert "≤" not in rows[1]
     assert "≤" in rows[2]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["affinities.zarr.run", "restore.zarr.run"]
@@ -182,10 +183,10 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     tmp_path: Path, truth: np.ndarray, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = give("plan", *COMMAND[1:]).out
-    said = dict(re.findall(r"^(restore|objects|scores) .* {2,}((?:≈ )?[\d.]+ s)$", planned, re.MULTILINE))
+    said = dict(re.findall(rf"^(restore|objects|scores) .* {{2,}}((?:≈ )?{TIME})$", planned, re.MULTILINE))
     assert {name: time[0] == "≈" for name, time in said.items()} == {"restore": False, "objects": True, "scores": True}
     stages = re.findall(
-        r"^(pieces|edges|solve|number|name|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE
+        rf"^(pieces|edges|solve|number|name|graph|paint|pyramid \d) .* (≈ {TIME})$", planned, re.MULTILINE
     )
     assert len(stages) >= 7
     flow = find_flow(tmp_path / "flow.toml")
@@ -198,11 +199,11 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
         monkeypatch.setattr(function, None)  # so that nothing can be tried again
     made = give(*COMMAND)
     assert made.code == 0
-    took = dict(re.findall(r"^(\w+) +(?:run|label|evaluate) +[\d.]+ s(?: \(([^)]*s)\))? ", made.out, re.MULTILINE))
+    took = dict(re.findall(rf"^(\w+) +(?:run|label|evaluate) +{TIME}(?: \(([^)]*s)\))? ", made.out, re.MULTILINE))
     assert took == said | {"affinities": ""}  # of which blocks were tried over nothing
-    tasks = ", ".join(rf"{name} [\d.]+ s \(≈ {duration(seconds)}\)" for name, seconds in of_tasks.items())
+    tasks = ", ".join(rf"{name} {TIME} \(≈ {duration(seconds)}\)" for name, seconds in of_tasks.items())
     assert re.search(
-        rf"objects.zarr in [\d.]+ s \(planned {said['objects']}\); tasks: {tasks}$", made.out, re.MULTILINE
+        rf"objects.zarr in {TIME} \(planned {said['objects']}\); tasks: {tasks}$", made.out, re.MULTILINE
     )
 
 
