@@ -166,8 +166,9 @@ def test_bytes_that_do_not_compress_bound_those_that_do(plan: Plan) -> None:
     assert untried.seconds is None
     assert untried.output_bytes >= tried.output_bytes
     assert untried.scratch_bytes >= tried.scratch_bytes
-    voxels = sum(math.prod(plan.level_shape(level)) for level in range(len(plan.factors)))
-    assert untried.output_bytes == voxels * plan.dtype.itemsize
+    shapes = [plan.level_shape(level) for level in range(len(plan.factors))]
+    chunks = sum(math.prod(-(-n // c) for n, c in zip(shape, plan.chunk, strict=True)) for shape in shapes)
+    assert untried.output_bytes == sum(map(math.prod, shapes)) * plan.dtype.itemsize + 64 * chunks
 
 
 def test_time_is_that_of_the_workers_side_by_side() -> None:
@@ -290,6 +291,19 @@ def test_scratch_is_never_above_what_was_planned_for_it(
     found = preview(plan, Inline(slots=slots).start).estimate
     assert 0 < report_of(plan, slots).most_scratch_bytes <= found.scratch_bytes
     assert 0 < max(inodes) <= found.scratch_files + found.scratch_folders
+
+
+@pytest.mark.parametrize("out_format", FORMATS)
+def test_an_output_is_never_above_its_bound_however_small_its_chunks(tmp_path: Path, out_format: str) -> None:
+    location = write_volume(tmp_path / "in.n5", noise((36, 40, 44)))
+    recipe = [f"output.format={out_format}", "net.name=identity", "output.levels=2", "output.chunk=[4,4,8]"]
+    recipe += windowed((16, 16, 16), (0, 0, 0), (1, 1, 1), "crop")
+    plan = prepare(str(location), load_recipe(None, recipe), tmp_path / "out", Path.cwd())
+    report_of(plan)
+    arrays = [level for level in (tmp_path / "out").iterdir() if level.is_dir()]
+    files = [file for level in arrays for file in level.rglob("*") if file.is_file() and "json" not in file.name]
+    on_disk = sum(file.stat().st_size for file in files if not file.name.startswith(".z"))
+    assert 36 * 40 * 44 < on_disk <= estimate(plan, volume(plan.source.shape), 1.0, ONE).output_bytes
 
 
 def test_scratch_stays_as_planned_where_the_driver_is_slower_than_its_workers(

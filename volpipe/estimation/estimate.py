@@ -23,7 +23,7 @@ from volpipe.inference.windows import CACHE_BYTES, seen_along, windows_along
 from volpipe.volumes.volume import Volume
 
 LEAST_LAYERS, MOST_SWEPT = 3, 1 << 18  # of blocks, to find the moment of most scratch: 50 ms
-CHUNK_BYTES = 64  # beside the voxels of a chunk of a sum, at most: 16 in the index of its file, headers, a checksum
+CHUNK_BYTES = 64  # beside the voxels of a chunk, at most: 16 in the index of its file, headers, a checksum
 BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule
 
 
@@ -510,8 +510,10 @@ class _Totals:
         return cells * (len(plan.arrays) if is_sharded else plan.net.out_channels)
 
     def level_bytes(self, level: int) -> float:
-        per_voxel = self.rates.coarse_bytes if level else self.rates.output_bytes
-        return math.prod(self.plan.level_shape(level)) * per_voxel
+        plan, rates = self.plan, self.rates
+        voxels = math.prod(plan.level_shape(level)) * (rates.coarse_bytes if level else rates.output_bytes)
+        chunks = math.prod(-(-n // c) for n, c in zip(plan.level_shape(level), plan.chunk, strict=True))
+        return voxels + (0 if rates.has_bytes else chunks * plan.net.out_channels * CHUNK_BYTES)
 
     @property
     def output_bytes(self) -> float:
