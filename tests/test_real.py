@@ -37,8 +37,15 @@ def run(folder: Path, volume: Path, *settings: str) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("mode", ["stored", "streamed"])
-@pytest.mark.parametrize("blend", ["crop", "hann"])
+@pytest.mark.parametrize(
+    ("blend", "mode"),
+    [
+        ("hann", "stored"),
+        ("crop", "streamed"),
+        pytest.param("crop", "stored", marks=pytest.mark.long),
+        pytest.param("hann", "streamed", marks=pytest.mark.long),
+    ],
+)
 def test_identity_returns_the_volume(tmp_path: Path, fibsem: Path, mode: str, blend: str) -> None:
     plan = run(
         tmp_path, fibsem, "net.name=identity", f"tensors.mode={mode}", f"windows.blend={blend}",

@@ -47,7 +47,9 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
     assert large[-1] == 1
 
 
-@pytest.mark.parametrize("name", ["default", pytest.param("affinities", marks=pytest.mark.long), "superres_z4"])
+@pytest.mark.parametrize(
+    "name", ["default", *(pytest.param(name, marks=pytest.mark.long) for name in ("affinities", "superres_z4"))]
+)
 @pytest.mark.usefixtures("_pools_start_anew")
 def test_a_worker_takes_no_more_memory_than_is_planned_before_anything_is_tried(tmp_path: Path, name: str) -> None:
     recipe = ROOT / "configs" / f"{name}.toml"

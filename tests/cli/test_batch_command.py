@@ -134,7 +134,7 @@ def three_volumes(folder: Path) -> None:
         write_volume(folder / "raw" / f"{name}.n5", data)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT])
 def test_a_batch_goes_on_to_the_same_bytes_after_a_signal(tmp_path: Path, give: Give, number: signal.Signals) -> None:
     three_volumes(tmp_path)
     command = ("batch", "raw/*.n5", "--recipe", "mine.toml", *THREADS, "-o")

@@ -41,6 +41,15 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "run metrics": (["run", *THREADS, *IDENTITY, "a.npy", "-o", "p.zarr", "--metrics"], ".prom"),
     "run log_json": (["run", *THREADS, *IDENTITY, "a.npy", "-o", "p.zarr", "--log-json"], ".jsonl"),
 }
+# Of commands whose other option or whose kind of file is tried as well: with -m long.
+ALIKE = {
+    "evaluate json_file",
+    "evaluate report",
+    "compare page",
+    "compare json_file",
+    "segment json_file",
+    "run log_json",
+}
 NEVER = "reproduce recipe_out"  # users go on with a recipe
 GROWS = "run log_json"
 INPUTS = {command: next((word for word in words if word in ("a.npy", "grey.npy")), "o.zarr")
@@ -90,7 +99,9 @@ def test_every_option_that_names_a_file_is_known() -> None:
     assert named == set(RESULT_FILES) == known
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[pytest.mark.long] * (name in ALIKE)) for name in COMMANDS]
+)
 def test_what_the_option_did_not_write_stays_and_is_refused_first(give: Give, folder: Path, command: str) -> None:
     words, suffix = COMMANDS[command]
     others = [each for each in COMMANDS if COMMANDS[each][0] != words]

@@ -148,7 +148,13 @@ HOWS = {
 }
 
 
-@pytest.mark.parametrize("redirected", HOWS.values(), ids=HOWS)
+@pytest.mark.parametrize(
+    "redirected",
+    [
+        pytest.param(HOWS[how], id=how, marks=[pytest.mark.long] * (how not in {"all closed", "no room"}))
+        for how in HOWS
+    ],
+)
 def test_a_result_in_files_is_whole_whatever_its_words_go_to(tmp_path: Path, redirected: str) -> None:
     np.save(tmp_path / "a.npy", VOXELS)
     (tmp_path / "net.py").write_text(NET)
@@ -181,7 +187,7 @@ def test_a_refusal_has_its_exit_code_whatever_its_words_go_to(give: GiveTo) -> N
         assert give(["info", "nothing.npy"], stdout, stderr) == 2
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.long)])
 def test_what_a_shell_will_read_has_names_as_the_disk_has_them(tmp_path: Path, encoding: str) -> None:
     place = tmp_path / NAME
     place.mkdir()

@@ -126,9 +126,18 @@ def test_the_memory_of_a_net_on_a_gpu_is_none_of_its_workers(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("on_gpu", "seconds", "num"), [(True, 1e-6, 16), (True, 0.1, 10), (True, 2.0, 3), (False, 1e-6, 3)]
+    ("on_gpu", "seconds", "num", "num_windows"),  # windows of a block; of two, smaller ones are tried
+    [
+        (True, 1e-6, 16, 2),
+        (True, 0.1, 10, 1),
+        (True, 2.0, 3, 2),
+        (False, 1e-6, 3, 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((True, 1e-6, 16, 1), (True, 0.1, 10, 2), (True, 2.0, 3, 1), (False, 1e-6, 3, 2))
+        ),
+    ],
 )
-@pytest.mark.parametrize("num_windows", [1, 2])  # of a block; of two, smaller ones are tried
 def test_on_a_gpu_as_many_blocks_are_tried_as_it_computes_in_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: bool, seconds: float, num: int, num_windows: int
 ) -> None:

@@ -46,8 +46,14 @@ EMPTY = {
 }
 
 
-@pytest.mark.parametrize("blend", ["crop", "hann"])
-@pytest.mark.parametrize("case", EMPTY)
+@pytest.mark.parametrize(
+    ("case", "blend"),
+    [
+        pytest.param(case, blend, marks=[pytest.mark.long] * ((i + j) % 2))
+        for i, case in enumerate(EMPTY)
+        for j, blend in enumerate(("hann", "crop"))
+    ],
+)
 def test_windows_without_content_are_not_wanted(tmp_path: Path, case: str, blend: str) -> None:
     value, format_, setting, fill = EMPTY[case]
     data = hollow(tmp_path, value, format_)

@@ -70,10 +70,17 @@ def grey(shape: tuple[int, ...]) -> np.ndarray:
     return noise(shape).astype(np.float32) / 255
 
 
-@pytest.mark.parametrize("shape", [(16, 25, 37), (9, 16, 40), (5, 6, 7)])
-@pytest.mark.parametrize("overlap", [0.25, 0.5, 0.75])
-@pytest.mark.parametrize("mode", ["gaussian", "constant"])
-@pytest.mark.parametrize("name", ["instance", "group", "batch"])
+# Every two values meet; every three with -m long.
+JOINED = [
+    pytest.param(name, mode, overlap, shape, marks=[pytest.mark.long] * ((i + j + k + m) % 3 > 0))
+    for i, name in enumerate(("instance", "group", "batch"))
+    for j, mode in enumerate(("gaussian", "constant"))
+    for k, overlap in enumerate((0.25, 0.5, 0.75))
+    for m, shape in enumerate(((16, 25, 37), (9, 16, 40), (5, 6, 7)))
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "overlap", "shape"), JOINED)
 def test_numbers_are_those_of_monai(
     tmp_path: Path, name: str, mode: str, overlap: float, shape: tuple[int, ...]
 ) -> None:
@@ -121,8 +128,15 @@ def test_numbers_of_nets_of_the_field_are_those_of_monai(
     np.testing.assert_allclose(ran(plan), expected, rtol=0, atol=1e-5 * np.ptp(expected))
 
 
-@pytest.mark.parametrize(("name", "context"), [("mitonet", 0), ("normed_neighbours", 2)])
-@pytest.mark.parametrize("shape", [(19, 40, 45), (3, 33, 30)])
+@pytest.mark.parametrize(
+    ("name", "context", "shape"),
+    [
+        ("mitonet", 0, (3, 33, 30)),
+        ("normed_neighbours", 2, (19, 40, 45)),
+        pytest.param("mitonet", 0, (19, 40, 45), marks=pytest.mark.long),
+        pytest.param("normed_neighbours", 2, (3, 33, 30), marks=pytest.mark.long),
+    ],
+)
 def test_slices_are_weighed_one_by_one(tmp_path: Path, name: str, context: int, shape: tuple[int, ...]) -> None:
     """As MONAI joins each slice, and its neighbours as channels, of which those at the faces repeat."""
     shutil.copy(field.__file__, tmp_path / "field.py")
@@ -199,7 +213,7 @@ def test_cropped_at_the_edge_a_net_gives_what_it_gives_of_the_whole_volume(tmp_p
         planned(tmp_path, data, "plain", "windows.placement=edge", "windows.shape=[32,16,16]")
 
 
-@pytest.mark.parametrize("placement", ["edge", "even"])
+@pytest.mark.parametrize("placement", ["edge", pytest.param("even", marks=pytest.mark.long)])
 def test_the_bytes_depend_on_no_block_worker_or_way_to_the_net(tmp_path: Path, placement: Placement) -> None:
     bytes_of = set()
     for i, (block, mode, slots) in enumerate([((1, 1, 2), "streamed", 1), ((1, 1, 2), "stored", 3)]):

@@ -310,7 +310,7 @@ print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.st
 
 @pytest.mark.parametrize(
     ("overlap", "blend", "roi"),
-    [(32, "hann", ":,:,:"), (0, "crop", "5:,:,7:")],
+    [pytest.param(32, "hann", ":,:,:", marks=pytest.mark.long), (0, "crop", "5:,:,7:")],
     ids=["blended", "in a region"],
 )
 def test_a_worker_takes_no_more_for_a_long_block_of_sums_than_planned(
@@ -361,7 +361,7 @@ EDGE = ["net.name=identity", "windows.placement=edge", "windows.blend=gaussian"]
 @pytest.mark.parametrize(
     ("chosen", "window", "overlap", "count"),
     [
-        (VALID, (178, 178, 178), (122, 122, 122), 3),
+        pytest.param(VALID, (178, 178, 178), (122, 122, 122), 3, marks=pytest.mark.long),
         (SLICES, (64, 256, 256), (0, 32, 32), 1),
         (EDGE, (160, 160, 160), (80, 80, 80), 2),
     ],

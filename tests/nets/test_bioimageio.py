@@ -26,6 +26,7 @@ from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.volumes.volume import open_volume
 
 FORMS = ("0.4", "0.5")
+NEWER = pytest.mark.parametrize("form", [pytest.param("0.4", marks=pytest.mark.long), "0.5"])
 LARGE = np.random.default_rng(1).normal(100, 9, (1, 1, 32, 32, 32)).astype(np.float32)
 
 
@@ -54,8 +55,15 @@ def sigmoid(values: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-values.astype(np.float64)))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("onnx", "0.4"),
+        ("torchscript", "0.5"),
+        pytest.param("onnx", "0.5", marks=pytest.mark.long),
+        pytest.param("torchscript", "0.4", marks=pytest.mark.long),
+    ],
+)
 def test_a_package_says_what_its_net_is_and_passes_its_own_test(tmp_path: Path, form: str, kind: str) -> None:
     due = sigmoid(out_of(Smooth(), (SEEN - SEEN.mean()) / SEEN.std())).astype(np.float32)
     said = description(form, before=[zero_mean(form)], after=[step(form, "sigmoid")])
@@ -101,7 +109,7 @@ def run_over(give: Give, net: Path, *settings: str) -> np.ndarray:
     return np.asarray(np.squeeze(open_volume("out.zarr").open()[...]))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@NEWER
 def test_a_run_takes_the_statistics_of_the_whole_volume(tmp_path: Path, give: Give, form: str) -> None:
     due = sigmoid(out_of(Smooth(), (SEEN - SEEN.mean()) / SEEN.std())).astype(np.float32)
     said = description(form, before=[zero_mean(form)], after=[step(form, "sigmoid")])
@@ -146,7 +154,7 @@ def test_percentiles_of_a_tensor_stay_where_it_is_and_take_nan_for_the_largest(a
     assert scale(torch.from_numpy(values).to("meta")).device.type == "meta"  # as on a GPU: nothing goes to the CPU
 
 
-@pytest.mark.parametrize("kind", ["zero_mean_unit_variance", "scale_range"])
+@pytest.mark.parametrize("kind", ["zero_mean_unit_variance", pytest.param("scale_range", marks=pytest.mark.long)])
 def test_the_eps_of_a_package_counts_in_a_run_as_in_its_own_test(tmp_path: Path, give: Give, kind: str) -> None:
     """In the units of what comes before it: a hundredth of the volume's."""
 
@@ -200,7 +208,7 @@ class Last(nn.Module):
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@NEWER
 def test_slices_with_axes_in_another_order_are_served(tmp_path: Path, give: Give, form: str) -> None:
     torch.manual_seed(1)
     net = Last().eval()
@@ -341,7 +349,7 @@ class Scale(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize("form", FORMS)
+@NEWER
 def test_a_state_dict_is_loaded_into_the_code_of_the_package(tmp_path: Path, form: str) -> None:
     net = nn.Module()
     net.conv = nn.Conv3d(1, 2, 1)
@@ -566,7 +574,8 @@ class TwoValid(Valid):
 
 
 @pytest.mark.parametrize(
-    ("output", "margin", "halo"), [("made", (1, 2, 2), 0), ("edges", (1, 3, 3), 0), ("edges", (1, 3, 3), 2)]
+    ("output", "margin", "halo"),
+    [("made", (1, 2, 2), 0), pytest.param("edges", (1, 3, 3), 0, marks=pytest.mark.long), ("edges", (1, 3, 3), 2)],
 )
 def test_each_output_of_a_package_without_padding_runs_as_the_whole(
     tmp_path: Path, give: Give, output: str, margin: tuple[int, ...], halo: int

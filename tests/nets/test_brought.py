@@ -185,6 +185,8 @@ EXPECTED: dict[str, Expected] = {
     "in_place": Expected(stride=(2, 2, 2), channels=(1, 3), more_halo=(9, 9, 9)),
     "halved": Expected(more_halo=(1, 1, 1)),
 }
+# Whose sizes are of one kind with those of another: with -m long.
+ALIKE = {"convolutions", "valid_unet", "cellmap", "encoder", "thirds", "in_place"}
 
 
 @pytest.fixture
@@ -235,7 +237,7 @@ def own_net(folder: Path, name: str) -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in ALIKE)) for name in EXPECTED])
 def test_a_net_is_measured_and_its_tiles_are_those_of_the_whole(folder: Path, name: str) -> None:
     choice = NetChoice(name=f"brought.py:{name}", untrained=True)
     facts = describe(choice, str(folder))
@@ -260,8 +262,17 @@ def saved(folder: Path, name: str, kind: str) -> NetChoice:
     return NetChoice(name=path.name, trust_model=kind != "onnx")
 
 
-@pytest.mark.parametrize("kind", ["pt", "pt2", "onnx"])
-@pytest.mark.parametrize("name", ["convolutions", "encoder", "valid2d"])
+FILES = {("convolutions", "onnx"), ("encoder", "pt"), ("encoder", "onnx"), ("valid2d", "pt2")}  # the others: -m long
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[pytest.mark.long] * ((name, kind) not in FILES))
+        for name in ("convolutions", "encoder", "valid2d")
+        for kind in ("pt", "pt2", "onnx")
+    ],
+)
 def test_a_net_in_a_file_is_measured_as_its_module_is(folder: Path, name: str, kind: str) -> None:
     facts = describe(NetChoice(name=f"brought.py:{name}", untrained=True), str(folder))
     choice = saved(folder, name, kind)
@@ -288,7 +299,10 @@ def of_slices(net: nn.Module, volume: np.ndarray, plane: str, key: str | None = 
     return np.stack([(out[key] if key else out)[0].numpy() for out in outs], axis)
 
 
-@pytest.mark.parametrize("planes", [("yx",), ("zx",), ("zy",), ("yx", "zx", "zy")])
+@pytest.mark.parametrize(
+    "planes",
+    [*(pytest.param((plane,), marks=pytest.mark.long) for plane in ("yx", "zx", "zy")), ("yx", "zx", "zy")],
+)
 def test_a_net_of_slices_runs_over_each_slice_of_a_plane(folder: Path, planes: tuple[str, ...]) -> None:
     choice = NetChoice(name="brought.py:unet2d", untrained=True, output="sem_logits", plane=planes)
     facts = describe(choice, str(folder))
@@ -329,10 +343,12 @@ def test_slices_of_a_net_without_padding_keep_their_plane(folder: Path) -> None:
     ("name", "output", "channels", "arrays"),
     [
         ("supervised", None, 3, ()),
-        ("supervised", 0, 3, ()),
+        pytest.param("supervised", 0, 3, (), marks=pytest.mark.long),
         ("multitask", "shape", 2, ()),
-        ("multitask", 0, 3, ()),
-        ("multitask", "all", 5, (NetArray("affinities", 0, 3), NetArray("shape", 3, 5))),
+        pytest.param("multitask", 0, 3, (), marks=pytest.mark.long),
+        pytest.param(
+            "multitask", "all", 5, (NetArray("affinities", 0, 3), NetArray("shape", 3, 5)), marks=pytest.mark.long
+        ),
         ("supervised", "all", 9, tuple(NetArray(str(i), 3 * i, 3 * i + 3, (2**i,) * 3) for i in range(3))),
         ("unet2d", "ctr.offsets", 2, ()),
     ],

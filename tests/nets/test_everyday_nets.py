@@ -166,6 +166,12 @@ HALOS = {
     "mirrors_far": (2, 2, 22), "tied": (3, 3, 3), "by_gradient": (4, 4, 4), "by_gradient_in_place": (4, 4, 4),
     "gather": (2, 2, 5), "deform": (3, 3, 4), "pool": (4, 4, 4),
 }  # fmt: skip
+# What computes alike, by code like that of another: with -m long.
+ALIKE = {
+    "cast", "cast_by_to", "kernel", "grid", "grid_slices", "matrix", "bfloat", "double_buffer", "double_parameters",
+    "quantised", "to_numpy", "no_gradient", "own_function", "checkpointed", "in_place", "zeros", "mirrors", "tied",
+    "by_gradient", "gather",
+}  # fmt: skip
 SHAPE = (14, 26, 30)
 # A grid of places is made in float32 for the whole window, and half precision has 11 bits.
 ROUNDING = {"grid": 1e-5, "grid_slices": 1e-5, "half": 1e-2, "bfloat": 1e-2}
@@ -190,7 +196,7 @@ def of_the_whole(net: nn.Module, grey: np.ndarray, halo: tuple[int, ...], stride
     return whole
 
 
-@pytest.mark.parametrize("name", HALOS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in ALIKE)) for name in HALOS])
 def test_a_net_is_measured_as_it_computes_and_gives_the_numbers_of_the_whole(folder: Path, name: str) -> None:
     facts = describe(NetChoice(name=f"everyday.py:{name}", untrained=True), str(folder))
     assert facts.tile_invariant

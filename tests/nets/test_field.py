@@ -211,6 +211,8 @@ class Case:
         return net
 
 
+# Nets of larger windows that are given, run and joined as others are here: with -m long.
+ALIKE = {"lsd", "dacapo", "cellmap", "banis", "SegResNet", "MedNeXt"}
 OWN = ("net.name", "net.weights", "windows.shape")  # settings with other values here: smaller nets, in other files
 CASES = [
     Case("LSD", "lsd", checkpoint("model_state_dict"), scan),
@@ -281,7 +283,9 @@ def test_the_file_beside_a_command_has_the_function_that_it_names(project: str) 
     assert name.removesuffix(".py") not in packages  # it would find itself in place of that
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=[pytest.mark.long] * (case.net in ALIKE)) for case in CASES]
+)
 def test_a_net_of_the_field_gives_the_numbers_of_its_maker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:

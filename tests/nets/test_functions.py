@@ -105,7 +105,7 @@ def result(report: Report) -> np.ndarray:
     [
         [],
         ["windows.shape=[20,24,19]", "windows.block=[1,2,1]"],
-        ["windows.shape=[18,18,18]", "output.format=n5", "windows.block=[2,1,3]"],
+        pytest.param(["windows.shape=[18,18,18]", "output.format=n5", "windows.block=[2,1,3]"], marks=pytest.mark.long),
     ],
 )
 def test_blocks_of_a_filter_are_the_filter_of_the_whole_bit_for_bit(folder: Path, sizes: list[str]) -> None:

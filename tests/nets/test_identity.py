@@ -76,6 +76,11 @@ WAYS: dict[str, tuple[str, Callable[[Path, int, pytest.MonkeyPatch], object]]] =
         lambda _, n, monkeypatch: monkeypatch.setenv("FACTOR", str(n)),
     ),
 }  # fmt: skip
+# A file that is read, or a variable, as in another: with -m long.
+ALIKE = {
+    "a file of JSON", "code that is executed", "numbers of numpy", "a module that is named at run time",
+    "an option in the environment",
+}  # fmt: skip
 SMALL = ("net.name=nets.py:build", "net.untrained=true", "normalise.method=none", "output.dtype=float32")
 
 
@@ -98,7 +103,7 @@ def planned(folder: Path, *settings: str) -> Plan:
     return prepare(str(folder / "in.n5"), load_recipe(None, [*SMALL, *windows, *settings]), folder / "out.zarr", folder)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.long] * (way in ALIKE)) for way in WAYS])
 def test_a_net_that_computes_otherwise_is_another_whatever_makes_it_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -233,7 +238,14 @@ OWN_NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("value", ["7", "0.125", "True", "(9, 9, 9)", "'all'", "torch.zeros(3)", "lambda **more: None"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "(9, 9, 9)",
+        "lambda **more: None",
+        *(pytest.param(value, marks=pytest.mark.long) for value in ("7", "0.125", "True", "'all'", "torch.zeros(3)")),
+    ],
+)
 def test_what_a_net_has_for_itself_is_no_fact(folder: Path, value: str) -> None:
     """Whatever its name and its value: the net is measured as any other."""
     (folder / "nets.py").write_text(

@@ -200,7 +200,7 @@ def smooth(shape: tuple[int, int, int]) -> np.ndarray:
     ("size", "spacing", "settings"),
     [
         ((8, 4, 5), (8, 8, 8), []),
-        ((9.5, 10, 12), (8, 8, 8), ["windows.block=[1,2,3]"]),
+        pytest.param((9.5, 10, 12), (8, 8, 8), ["windows.block=[1,2,3]"], marks=pytest.mark.long),
         ((40, 6, 8), (30, 8, 8), ["windows.block=[1,2,1]"]),
     ],
 )
@@ -329,8 +329,17 @@ def with_regions(folder: Path, labels: dict[str, Any], order: list[int] | None) 
 REGIONS = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "deep": 3, "ignore": 4}
 
 
-@pytest.mark.parametrize("order", [[1, 2, 3], [3, 1, 2], [2, 7, 300]])
-@pytest.mark.parametrize("flips", [(), (0, 2)])
+@pytest.mark.parametrize(
+    ("order", "flips"),
+    [
+        ([3, 1, 2], (0, 2)),
+        ([2, 7, 300], ()),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (([1, 2, 3], ()), ([1, 2, 3], (0, 2)), ([3, 1, 2], ()), ([2, 7, 300], (0, 2)))
+        ),
+    ],
+)
 def test_labels_of_regions_are_painted_in_their_order(tmp_path: Path, order: list[int], flips: tuple[int, ...]) -> None:
     data = noise((23, 30, 41))
     with_regions(results(tmp_path / "results", flips=flips or None), REGIONS, order)

@@ -122,9 +122,14 @@ def products(volume: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("augment", "aside"), [("flips", [0, 1, 3, 4, 3, 4]), ("rotations", [0.5, 0.5, 3.5] + [3.5] * 3)]
+    ("augment", "aside", "weight"),
+    [
+        ("flips", [0, 1, 3, 4, 3, 4], 100),
+        ("rotations", [0.5, 0.5, 3.5] + [3.5] * 3, 100),
+        pytest.param("flips", [0, 1, 3, 4, 3, 4], 0, marks=pytest.mark.long),
+        pytest.param("rotations", [0.5, 0.5, 3.5] + [3.5] * 3, 0, marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("weight", [0, 100])
 def test_pairs_of_affinities_are_put_back(
     give: Give, tmp_path: Path, augment: str, aside: list[float], weight: int
 ) -> None:

@@ -68,7 +68,7 @@ def written(choice: vp.Recipe, volume: str = "in.n5/raw") -> np.ndarray:
     return np.asarray(vp.open("out.zarr"))
 
 
-@pytest.mark.parametrize("blend", ["crop", "hann"])
+@pytest.mark.parametrize("blend", [pytest.param("crop", marks=pytest.mark.long), "hann"])
 def test_the_bytes_are_those_of_a_run_inside_and_at_faces(blend: str) -> None:
     choice = recipe(*DIVISIONS[blend])
     whole = written(choice)

@@ -23,7 +23,10 @@ COMMAND = (sys.executable, "-m", "volpipe", "run", "--set", "net.name=identity",
 
 @pytest.mark.parametrize(
     ("site", "kib"),
-    [("threads", 2), ("threads", 12), ("threads", 40), pytest.param("local", 12, marks=pytest.mark.long)],
+    [
+        ("threads", 12),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("threads", 2), ("threads", 40), ("local", 12))),
+    ],
 )
 def test_a_run_without_room_ends_in_a_sentence_and_goes_on_later(tmp_path: Path, site: str, kib: int) -> None:
     """Whichever file meets the limit first: a log, a shard, the journal, a report; files may have so many KiB."""

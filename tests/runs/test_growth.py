@@ -118,7 +118,7 @@ class Netless(Inline):
         return super().submit(app, *arguments)
 
 
-@pytest.mark.parametrize("has_grown", [False, True])
+@pytest.mark.parametrize("has_grown", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_driver_killed_at_a_rename_leaves_the_old_run_or_the_new_one(tmp_path: Path, *, has_grown: bool) -> None:
     """Journal and plan agree at every moment: either of before the update, or of after it."""
     data = noise((20, 16, 16))

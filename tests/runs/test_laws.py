@@ -107,7 +107,7 @@ def test_a_shift_brings_in_the_mirrored_volume(tmp_path: Path, offset: tuple[int
     assert np.array_equal(result(plan), expected)
 
 
-@pytest.mark.parametrize("blend", ["hann", "gaussian", "constant"])
+@pytest.mark.parametrize("blend", [pytest.param("hann", marks=pytest.mark.long), "gaussian", "constant"])
 def test_weighted_windows_are_the_weighted_mean_of_what_the_net_gave(tmp_path: Path, blend: str) -> None:
     """A net that is not tile-invariant: each voxel is the mean of its windows' outputs, weighted by the profile."""
     data = noise((17, 26, 21))
@@ -143,7 +143,11 @@ def test_weighted_windows_are_the_weighted_mean_of_what_the_net_gave(tmp_path: P
 
 @pytest.mark.parametrize(
     ("block", "tile", "mode", "slots", "seed"),
-    [((1, 1, 1), 16, "streamed", 1, 0), ((2, 3, 1), 16, "streamed", 2, 1), ((1, 2, 2), 24, "stored", 2, 2)],
+    [
+        pytest.param((1, 1, 1), 16, "streamed", 1, 0, marks=pytest.mark.long),
+        ((2, 3, 1), 16, "streamed", 2, 1),
+        ((1, 2, 2), 24, "stored", 2, 2),
+    ],
 )
 def test_a_conv_net_tiled_is_bit_identical_to_the_whole(
     tmp_path: Path, block: tuple[int, int, int], tile: int, mode: str, slots: int, seed: int
@@ -214,7 +218,7 @@ def blended(folder: Path, *more: str) -> Plan:
 AT_EDGE = windowed((16, 16, 16), (8, 8, 8), (1, 1, 1), "gaussian", "edge")
 
 
-@pytest.mark.parametrize("division", [[], AT_EDGE])
+@pytest.mark.parametrize("division", [pytest.param([], marks=pytest.mark.long), AT_EDGE])
 def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path: Path, division: list[str]) -> None:
     hashes = set()
     for i, (mode, slots) in enumerate([("streamed", 1), ("streamed", 2), ("stored", 1), ("stored", 3)]):
@@ -228,7 +232,10 @@ def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("mode", "division"), [("stored", []), ("streamed", []), ("streamed", AT_EDGE)])
+@pytest.mark.parametrize(
+    ("mode", "division"),
+    [("stored", []), pytest.param("streamed", [], marks=pytest.mark.long), ("streamed", AT_EDGE)],
+)
 def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(
     tmp_path: Path, mode: str, division: list[str], times: int
 ) -> None:

@@ -119,7 +119,7 @@ def test_the_command_that_reproduce_prints_makes_the_same_voxels(tmp_path: Path,
     ("settings", "kept"),
     [
         ((), ["windows.blend=hann"]),
-        (("windows.blend=crop",), []),
+        pytest.param(("windows.blend=crop",), [], marks=pytest.mark.long),
         (("windows.placement=edge",), ["windows.blend=hann", "windows.placement=edge"]),
     ],
 )

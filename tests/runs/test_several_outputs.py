@@ -83,9 +83,11 @@ def voxels(place: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("suffix", "settings"),
     [
-        ("zarr", ("windows.overlap=[6,8,8]",)),
+        pytest.param("zarr", ("windows.overlap=[6,8,8]",), marks=pytest.mark.long),
         ("n5", ("windows.overlap=[6,8,8]", "output.format=n5", "windows.block=[1,2,1]")),
-        ("zarr", ("windows.overlap=[6,8,8]", "windows.blend=hann", "windows.block=[1,1,2]")),
+        pytest.param(
+            "zarr", ("windows.overlap=[6,8,8]", "windows.blend=hann", "windows.block=[1,1,2]"), marks=pytest.mark.long
+        ),
         ("zarr", ("windows.overlap=[6,8,8]", "windows.blend=hann", "tensors.mode=stored", "input.roi=3:20,4:41,2:33")),
     ],
 )

@@ -169,7 +169,9 @@ def bright():
 """
 
 
-@pytest.mark.parametrize("slabs", [nullcontext(), slabs_of(1)], ids=["whole", "slabs"])
+@pytest.mark.parametrize(
+    "slabs", [pytest.param(nullcontext(), marks=pytest.mark.long), slabs_of(1)], ids=["whole", "slabs"]
+)
 def test_clipped_voxels_of_a_block_with_several_shards_are_those_of_its_mask(
     tmp_path: Path, slabs: AbstractContextManager[None]
 ) -> None:

@@ -178,8 +178,15 @@ def test_a_run_that_is_not_whole_is_not_verified(tmp_path: Path, give: Give) -> 
     assert f"{num_lost} shards have no checksum: not written yet" in ended.out
 
 
-@pytest.mark.parametrize("blend", ["crop", "hann"])
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "blend"),
+    [
+        ("float32", "hann"),
+        ("uint8", "crop"),
+        pytest.param("uint8", "hann", marks=pytest.mark.long),
+        pytest.param("float32", "crop", marks=pytest.mark.long),
+    ],
+)
 def test_blocks_that_go_through_the_net_again_give_the_same_bytes(
     tmp_path: Path, give: Give, blend: str, dtype: str
 ) -> None:

@@ -61,7 +61,7 @@ def learn(folder: Path, name: str, slots: int, *settings: str) -> Path:
 # ---- steps
 
 
-@pytest.mark.parametrize("more", ["", ADVERSARY])
+@pytest.mark.parametrize("more", [pytest.param("", marks=pytest.mark.long), ADVERSARY])
 def test_two_ranks_learn_as_one_with_twice_the_batch(tmp_path: Path, more: str) -> None:
     """Threads of one process, each with its own connections on loopback."""
     folder = make_folder(tmp_path, more)

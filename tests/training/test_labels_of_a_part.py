@@ -152,7 +152,7 @@ def test_what_one_entry_holds_out_is_closed_to_windows_of_others_of_the_same_vol
     assert all((sampler.window(number).box & held).is_empty for number in range(100))
 
 
-@pytest.mark.parametrize("is_trial", [False, True])
+@pytest.mark.parametrize("is_trial", [pytest.param(False, marks=pytest.mark.long), True])
 def test_no_voxel_is_read_beside_the_labels(folder: Path, is_trial: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by trainings that share a decoded copy, and by one that keeps its volumes on the device."""
     monkeypatch.setenv(node_cache.VARIABLE, str(folder / "node"))

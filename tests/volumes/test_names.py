@@ -145,7 +145,7 @@ def odd(tmp_path: Path) -> Iterator[Path]:
     assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == [TOGETHER]
 
 
-@pytest.mark.parametrize("site", ["threads", "local"])
+@pytest.mark.parametrize("site", ["threads", pytest.param("local", marks=pytest.mark.long)])
 def test_commands_take_all_letters(odd: Path, give: Give, site: str) -> None:
     out, page = odd / f"{TOGETHER}.zarr", odd / 'it\'s <b>a<b> & "b".html'
     done = [

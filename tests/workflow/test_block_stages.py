@@ -103,7 +103,7 @@ def test_stages_make_what_convert_and_the_function_make_of_the_whole(folder: Pat
     assert {volume.origin_nm for volume in (part, smooth, mask)} == {(16.0, 18.0, 26.0)}  # between two voxels of y, x
 
 
-@pytest.mark.parametrize("most_tasks", [1, 12, 24, 34])
+@pytest.mark.parametrize("most_tasks", [24, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 12, 34))])
 def test_a_flow_that_was_killed_goes_on_to_the_same_bytes(folder: Path, most_tasks: int) -> None:
     with pytest.raises(Stopped):
         ran(planned(folder), Inline(0, 2, most_tasks))

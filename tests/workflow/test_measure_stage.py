@@ -243,7 +243,7 @@ block = [5, 6, 7]
     assert len(tables) == 1
 
 
-@pytest.mark.parametrize("most_tasks", [1, 12, 20, 24])
+@pytest.mark.parametrize("most_tasks", [20, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 12, 24))])
 def test_a_measurement_that_was_killed_goes_on_to_the_same_bytes(folder: Path, most_tasks: int) -> None:
     with pytest.raises(Stopped):
         ran(planned(folder), Inline(0, 2, most_tasks))

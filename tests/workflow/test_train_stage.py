@@ -211,7 +211,13 @@ def test_stages_make_what_a_training_and_a_run_given_one_by_one_make(folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "most_tasks"), [*((ALL, number) for number in (1, 2, 4, 9)), *((SEARCHED, number) for number in (2, 3, 4))]
+    ("text", "most_tasks"),
+    [
+        (ALL, 2),
+        (ALL, 9),
+        (SEARCHED, 3),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((ALL, 1), (ALL, 4), (SEARCHED, 2), (SEARCHED, 4))),
+    ],
 )
 def test_one_that_was_interrupted_goes_on_to_the_same_bytes(
     folder: Path, whole: dict[str, object], searched: dict[str, object], text: str, most_tasks: int
@@ -243,7 +249,11 @@ pruner = "none"
 
 @pytest.mark.parametrize(
     ("varied", "num_nets", "features"),
-    [(NETS, 3, [4, 8]), (TUNED.replace('"normalise.high"', '#"'), 2, [6, 12]), (TUNED, 3, [6, 12])],
+    [
+        (NETS, 3, [4, 8]),
+        pytest.param(TUNED.replace('"normalise.high"', '#"'), 2, [6, 12], marks=pytest.mark.long),
+        pytest.param(TUNED, 3, [6, 12], marks=pytest.mark.long),
+    ],
 )
 def test_the_best_of_several_nets_makes_what_it_makes_alone(
     folder: Path, varied: str, num_nets: int, features: list[int]
@@ -412,10 +422,10 @@ SWEPT = LEARN + '[stage.sweep]\n"train.learning_rate" = [2e-2]\n' + REST
 @pytest.mark.parametrize(
     ("text", "setting", "kept"),
     [
-        (ALL, "labels.objects.threshold=0.7", ["learn", "affinities"]),
+        pytest.param(ALL, "labels.objects.threshold=0.7", ["learn", "affinities"], marks=pytest.mark.long),
         (ALL, "affinities.output.dtype=float32", ["learn"]),
-        (ALL, "learn.train.seed=3", []),
-        (ALL, "learn.net.options.features=[4,6]", []),
+        pytest.param(ALL, "learn.train.seed=3", [], marks=pytest.mark.long),
+        pytest.param(ALL, "learn.net.options.features=[4,6]", [], marks=pytest.mark.long),
         (SWEPT, "learn.train.seed=3", []),
     ],
 )

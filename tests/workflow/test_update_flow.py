@@ -257,7 +257,7 @@ class Killed(Inline):
         return super().submit(app, *arguments)
 
 
-@pytest.mark.parametrize(("stage", "num_stages"), [("near", 2), ("objects", 3)])
+@pytest.mark.parametrize(("stage", "num_stages"), [("near", 2), pytest.param("objects", 3, marks=pytest.mark.long)])
 def test_a_stage_that_has_grown_and_not_compared_is_not_complete(tmp_path: Path, stage: str, num_stages: int) -> None:
     """Also for a command without --update, which then compares as well."""
     data = noise((32, 16, 16))

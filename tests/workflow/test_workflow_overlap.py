@@ -156,7 +156,7 @@ def check_same_in_turn(plan: FlowPlan, folder: Path) -> None:
     assert made(plan) == beside
 
 
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("level", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_second_net_sees_what_the_first_one_wrote_as_soon_as_it_is_there(folder: Path, level: int) -> None:
     plan = planned(folder, FIRST + SECOND, f"second.input.level={level}")
     assert execute(plan, Inline(slots=2, in_turn=True).start).is_complete

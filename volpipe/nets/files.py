@@ -16,6 +16,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -444,13 +445,18 @@ def _imported(file: Path, folders: Collection[Path]) -> Iterator[Path]:
             yield from _files_of(f"{package}.{alias.name}" if package else alias.name, folder)
 
 
-def _import_statements(file: Path) -> list[ast.Import | ast.ImportFrom]:
+def _import_statements(file: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
     """Return the statements of a Python file that import; none of one that cannot be parsed."""
+    return _imports_of(file.read_bytes())
+
+
+@lru_cache  # a net is built several times, and each time its files are asked for more than once
+def _imports_of(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
     try:
-        tree = parse(file.read_bytes())
+        tree = parse(source)
     except (SyntaxError, ValueError):  # whoever runs it says so
-        return []
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def short_hash(digest: str) -> str:
