@@ -10,7 +10,9 @@ from volpipe.volumes.formats.format import Format
 from volpipe.volumes.formats.hdf5 import HDF5
 from volpipe.volumes.formats.mrc import MRC
 from volpipe.volumes.formats.n5 import N5
+from volpipe.volumes.formats.nifti import NIFTI
 from volpipe.volumes.formats.npy import NPY
+from volpipe.volumes.formats.nrrd import NRRD
 from volpipe.volumes.formats.ome_zarr import OME_ZARR_04, OME_ZARR_05
 from volpipe.volumes.formats.picture import PICTURE
 from volpipe.volumes.formats.precomputed import PRECOMPUTED
@@ -30,6 +32,8 @@ FORMATS: tuple[Format, ...] = (
     SLICES,
     PICTURE,
     MRC,
+    NIFTI,
+    NRRD,
     NPY,
 )
 BY_NAME = {each.name: each for each in FORMATS}
