@@ -26,6 +26,7 @@ import z5py
 import zarr
 from arrays import AXES, invented, write_all
 from boxes import MiB, boxes_of, check_reads, indexes, memory_of_boxes
+from dm_files import write_dm
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numcodecs import Delta, Zstd
@@ -145,6 +146,7 @@ class Backend:
 
 
 OF_NUMPY: dict[str, Any] = {"is_both": True, "is_file": True, "has_bool": True}  # Any: of Backend
+DM_DTYPES = tuple(dtype for dtype in DTYPES if not dtype.endswith("int64"))
 NIFTI_1 = nifti_writer(nibabel.Nifti1Image, nibabel.Nifti1Header)
 NIFTI_2 = nifti_writer(nibabel.Nifti2Image, nibabel.Nifti2Header)
 BACKENDS = {
@@ -174,6 +176,8 @@ BACKENDS = {
     "nrrd in gzip": Backend(nrrd_writer("gzip"), "nrrd", "a.nrrd", DTYPES, True, is_file=True),
     "nrrd detached": Backend(nrrd_writer("raw"), "nrrd", "a.nhdr", DTYPES, True, is_file=True),
     "nrrd detached in gzip": Backend(nrrd_writer("gzip"), "nrrd", "a.nhdr", ("int16",), True, is_file=True),
+    "dm3": Backend(write_dm, "dm", "a.dm3", DM_DTYPES, True, is_file=True),
+    "dm4": Backend(lambda path, data: write_dm(path, data, 4), "dm", "a.dm4", DM_DTYPES, True, is_file=True),
     "npy": Backend(np.save, "npy", "a.npy", **OF_NUMPY),
 }
 EACH = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)

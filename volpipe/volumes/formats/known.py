@@ -6,6 +6,7 @@ Not here: what is known of each (its own module).
 from __future__ import annotations
 
 from volpipe.errors import VolumeError
+from volpipe.volumes.formats.dm import DM
 from volpipe.volumes.formats.format import Format
 from volpipe.volumes.formats.hdf5 import HDF5
 from volpipe.volumes.formats.mrc import MRC
@@ -34,6 +35,7 @@ FORMATS: tuple[Format, ...] = (
     MRC,
     NIFTI,
     NRRD,
+    DM,
     NPY,
 )
 BY_NAME = {each.name: each for each in FORMATS}
