@@ -242,7 +242,7 @@ def test_large_packed_files_are_said_to_be_slow(tmp_path: Path) -> None:
     assert len(notes[1]) == 1
 
 
-@pytest.mark.parametrize("name", ["image.nii.gz"])
+@pytest.mark.parametrize("name", ["image.nii.gz", "scan.raw/14x20x24,uint8"])
 def test_a_run_over_a_file_has_its_voxels_and_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -251,6 +251,7 @@ def test_a_run_over_a_file_has_its_voxels_and_its_place(
     image = nibabel.Nifti1Image(data.T, nibabel.affines.from_matvec(np.diag([0.004, 0.004, 0.04]), [1, 2, 3]))
     image.header.set_xyzt_units("micron")
     image.to_filename("image.nii.gz")
+    Path("scan.raw").write_bytes(data.tobytes())
     recipe = {"net": {"name": "identity"}, "windows": {"shape": (8, 8, 8), "overlap": (4, 4, 4), "blend": "hann"}}
     vp.run(name, recipe, out="out.zarr", site="threads")
     out = vp.open("out.zarr")

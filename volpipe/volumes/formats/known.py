@@ -17,6 +17,7 @@ from volpipe.volumes.formats.nrrd import NRRD
 from volpipe.volumes.formats.ome_zarr import OME_ZARR_04, OME_ZARR_05
 from volpipe.volumes.formats.picture import PICTURE
 from volpipe.volumes.formats.precomputed import PRECOMPUTED
+from volpipe.volumes.formats.raw import RAW
 from volpipe.volumes.formats.tiff import TIFF
 from volpipe.volumes.formats.tiff_folder import SLICES
 from volpipe.volumes.formats.zarr import ZARR2, ZARR3
@@ -37,6 +38,7 @@ FORMATS: tuple[Format, ...] = (
     NRRD,
     DM,
     NPY,
+    RAW,
 )
 BY_NAME = {each.name: each for each in FORMATS}
 
