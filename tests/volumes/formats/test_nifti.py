@@ -257,5 +257,4 @@ def test_a_run_over_a_file_has_its_voxels_and_its_place(
     out = vp.open("out.zarr")
     np.testing.assert_array_equal(out[...], data)
     if name == "image.nii.gz":
-        assert out.voxel_size_nm == pytest.approx((40, 4, 4))
-        assert out.origin_nm == pytest.approx((3000, 2000, 1000))
+        assert (out.voxel_size_nm, out.origin_nm) == ((40, 4, 4), (3000, 2000, 1000))

@@ -21,6 +21,11 @@ MAX_TILT = 0.1  # degrees, of rounding
 LEAST_VOLUME = 1e-3  # of the box that three directions span, 1 where they are perpendicular
 
 
+def decimals(values: np.ndarray) -> np.ndarray:
+    """Return `values`, which may be of 32 bits, as the decimals that they were written for: 0.008, not 0.0080000004."""
+    return np.array([float(str(value)) for value in values.ravel()]).reshape(values.shape)
+
+
 def affine_place(
     steps: np.ndarray, first: np.ndarray | None, unit: str, space: str, *, guess: bool = False
 ) -> tuple[Place, tuple[str, ...]]:

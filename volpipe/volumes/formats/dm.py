@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.volumes.dialects.affine import decimals
 from volpipe.volumes.formats.flat import check_end, num_bytes
 from volpipe.volumes.formats.format import Format, ReadRow, one_array
 from volpipe.volumes.storage.metadata import Header, Place, flat_chunk, place, voxel_dtype, voxels
@@ -25,7 +26,7 @@ from volpipe.volumes.storage.paths import check_links
 
 VERSIONS = {3: "I", 4: "Q"}  # and how the tree counts
 GROUP, VALUE = 20, 21  # tags
-VALUES = {2: "h", 3: "i", 4: "H", 5: "I", 6: "f", 7: "d", 8: "?", 9: "b", 10: "B", 11: "q", 12: "Q"}
+VALUES = {2: "h", 3: "i", 4: "H", 5: "I", 6: "f", 7: "d", 8: "B", 9: "b", 10: "B", 11: "q", 12: "Q"}
 STRUCT, TEXT, ARRAY = 15, 18, 20  # of values
 TYPES = {1: "i2", 2: "f4", 6: "u1", 7: "i4", 9: "i1", 10: "u2", 11: "u4", 12: "f8", 14: "?", 39: "i8", 40: "u8"}
 RGB = 23
@@ -96,8 +97,8 @@ class TagReader:
             raise VolumeError(f"{self.file}: tag {name[:40]!r} has no value; it is damaged")
         info = self.numbers(f"{length}{self.count}")
         if length == 1 and info[0] in VALUES:
-            form = self.order + VALUES[info[0]]
-            return float(struct.unpack(form, self.bytes(struct.calcsize(form)))[0])
+            stored = np.dtype(self.order + VALUES[info[0]])
+            return float(decimals(np.frombuffer(self.bytes(stored.itemsize), stored))[0])
         size = self._value_bytes(name, info)
         is_plain = info[0] == ARRAY and info[1] in VALUES
         run = StoredRun(self.stream.tell(), size, VALUES[info[1]] if is_plain else "")

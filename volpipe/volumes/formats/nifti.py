@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.dialects.affine import affine_place
+from volpipe.volumes.dialects.affine import affine_place, decimals
 from volpipe.volumes.dialects.attributes import COLOUR_CHANNELS
 from volpipe.volumes.formats import gzipped
 from volpipe.volumes.formats.flat import check_size, num_bytes
@@ -240,9 +240,8 @@ def _read_place(fields: np.void) -> tuple[Place, tuple[str, ...]]:
     """Return the place by the affine map, or the lengths of a voxel where there is none, and notes on it."""
     code = int(fields["units"]) & 7
     unit = UNITS.get(code, f"number {code}")
-    pixdim = fields["pixdim"].astype(np.float64)
-    lengths = np.abs(pixdim[1:4])
-    for form, affine in (("sform", fields["srow"].astype(np.float64)), ("qform", _affine_of_quaternion(fields))):
+    lengths = np.abs(decimals(fields["pixdim"][1:4]))
+    for form, affine in (("sform", decimals(fields["srow"])), ("qform", _affine_of_quaternion(fields))):
         if int(fields[form]) > 0:
             place, notes = affine_place(affine[:, :3], affine[:, 3], unit, "RAS", guess=True)
             sizes = np.sqrt((affine[:, :3] ** 2).sum(axis=0))
@@ -268,9 +267,9 @@ def _affine_of_quaternion(fields: np.void) -> np.ndarray:
             [2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c],
         ]
     )
-    pixdim = fields["pixdim"].astype(np.float64)
+    pixdim = decimals(fields["pixdim"])
     sizes = np.abs(pixdim[1:4]) * [1, 1, -1 if pixdim[0] < 0 else 1]
-    return np.column_stack([turn * sizes, fields["qoffset"].astype(np.float64)])
+    return np.column_stack([turn * sizes, decimals(fields["qoffset"])])
 
 
 def open_array(header: Header, cache_bytes: int) -> StoredArray:
