@@ -127,6 +127,11 @@ def cells(page: Page) -> None:
     shutil.copytree(path / "labels", path / "neurons")
 
 
+def scan(page: Page) -> None:
+    """scan.raw, the raw voxels of sample.n5 without a header, of 64 voxels along each axis."""
+    (page.folder / "scan.raw").write_bytes(open_volume(invented("sample.n5"), "raw").open()[...].tobytes())
+
+
 def volume(page: Page) -> None:
     """volume.n5, whose one array is raw."""
     shutil.copytree(invented("sample.n5") / "raw", page.folder / "volume.n5" / "raw")

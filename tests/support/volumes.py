@@ -51,7 +51,7 @@ def windowed(
     ]
 
 
-def outcomes_of_damage(file: Path, size: int, times: int) -> set[str]:
+def outcomes_of_damage(file: Path, size: int, times: int, key: str = "") -> set[str]:
     """Return what came of reading `file` with one of its first `size` bytes changed: "read" or "refused"."""
     whole, rng, outcomes = file.read_bytes(), np.random.default_rng(0), set[str]()
     for place in rng.integers(size, size=times).tolist():
@@ -59,7 +59,7 @@ def outcomes_of_damage(file: Path, size: int, times: int) -> set[str]:
         broken[place] ^= int(rng.integers(1, 256))
         file.write_bytes(broken)
         try:
-            open_volume(file).open()[...]
+            open_volume(file, key or None).open()[...]
             outcomes.add("read")
         except VolumeError:
             outcomes.add("refused")

@@ -68,8 +68,8 @@ def plan(
     """Return the plan of a run over `volume`, before anything runs; what cannot work is refused.
 
     Args:
-        volume: the volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside; also s3://, https://. One that is open
-            is it; the recipe's [input] chooses no other array.
+        volume: the volume: N5, Zarr, HDF5, TIFF, NIfTI …, or an array inside; also s3://, https://. One that is open is
+            it; the recipe's [input] chooses no other array.
         recipe: what to do: a shipped recipe (see `volpipe recipes`) or a TOML file; without one, the default recipe.
             Also a `Recipe`, or sections as a dictionary. A file with stages gives the plan of all of them.
         out: output: NAME.zarr, NAME.n5 or NAME.precomputed, also s3://; by default NAME_NET.zarr here. Of stages it is

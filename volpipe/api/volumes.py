@@ -66,8 +66,8 @@ def open(location: str | Path, key: str | None = None, level: int = 0, *, view: 
     """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
 
     Args:
-        location: an N5, Zarr or Neuroglancer precomputed container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF
-            slices, or a path into one; on a disk, containers also s3://bucket/… or https://host/… .
+        location: an N5, Zarr or Neuroglancer precomputed container, a file of HDF5, TIFF, NIfTI or another format, a
+            folder of TIFF slices, or a path into one; on a disk, containers also s3://bucket/… or https://host/… .
         key: the array or group in it; needed where there are several.
         level: of the multiscale group, 0 for the finest.
         view: what is read of the array, and where it lies, in place of what it says itself, such as

@@ -55,8 +55,8 @@ COPIES = tuple(
 )  # that `volpipe convert` writes
 FILES = (
     *(suffix for each in FORMATS if each.files is not None for suffix in each.suffixes), ".btf", ".tf8", ".he5",
-    ".mrcs", ".st", ".ali", ".npz", ".bmp", ".gif", ".webp", ".jp2", ".nii", ".gz", ".nrrd", ".nhdr", ".mha", ".mhd",
-    ".raw", ".dm3", ".dm4", ".ims", ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv",
+    ".mrcs", ".st", ".ali", ".npz", ".bmp", ".gif", ".webp", ".jp2", ".gz", ".mha", ".mhd", ".ims",
+    ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv",
     ".toml", ".json", ".txt", ".xml", ".pdf", ".svg", ".py", ".pt", ".onnx", ".safetensors",
 )  # fmt: skip
 

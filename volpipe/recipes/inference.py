@@ -66,7 +66,8 @@ class ArrayInput(Section):
     """Which array is read, and its voxel size and origin in nm (z, y, x) where they replace the file's."""
 
     key: str | None = None
-    """The array or group that is read, where the container has several."""
+    """The array or group that is read, where the container has several; of a file without a header its shape, type and
+    offset, `ZxYxX,TYPE[,OFFSET]`."""
     level: int = Field(0, ge=0)
     """Level of a multiscale group; 0 is the finest."""
     channel: Channel = None

@@ -16,6 +16,8 @@ from typing import Any
 
 import h5py
 import mrcfile
+import nibabel
+import nrrd
 import numpy as np
 import pytest
 import tensorstore
@@ -24,7 +26,8 @@ import z5py
 import zarr
 from arrays import AXES, invented, write_all
 from boxes import MiB, boxes_of, check_reads, indexes, memory_of_boxes
-from hypothesis import given, settings
+from dm_files import write_dm
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numcodecs import Delta, Zstd
 from PIL import Image
@@ -108,9 +111,29 @@ def write_mrc(path: Path, data: np.ndarray) -> None:
         file.set_data(data)
 
 
+def nifti_writer(image: Callable[..., Any], header: Callable[..., Any]) -> Callable[[Path, np.ndarray], None]:
+    def write(path: Path, data: np.ndarray) -> None:  # Any: nibabel's classes
+        made = header(endianness=">" if data.dtype.byteorder == ">" else "<")
+        image(data.T, np.eye(4), made, dtype=data.dtype).to_filename(path)
+
+    return write
+
+
+def nrrd_writer(encoding: str) -> Callable[[Path, np.ndarray], None]:
+    return lambda path, data: nrrd.write(str(path), data, {"encoding": encoding}, index_order="C")
+
+
+def headerless_key(data: np.ndarray) -> str:
+    order = ">" if data.dtype.byteorder == ">" else ""
+    return f"{'x'.join(map(str, data.shape))},{order}{data.dtype.str[1:] if order else data.dtype.name},5"
+
+
 @dataclass(frozen=True)
 class Backend:
-    """How a library writes `data` (z, y, x) to a place, what volpipe calls the format, and the types that it has."""
+    """How a library writes `data` (z, y, x) to a place, what volpipe calls the format, and the types that it has.
+
+    `key` is what the user must name of it.
+    """
 
     write: Callable[[Path, np.ndarray], None]
     format: str
@@ -118,10 +141,8 @@ class Backend:
     dtypes: tuple[str, ...] = ALL_DTYPES
     is_both: bool = False  # whether it has both byte orders
     is_file: bool = False
-
-    @property
-    def has_bool(self) -> bool:
-        return self.is_both and self.format != "mrc"
+    has_bool: bool = False
+    key: Callable[[np.ndarray], str | None] = lambda data: None
 
     def make(self, folder: Path, data: np.ndarray) -> Volume:
         """Return the volume that `data` makes in `folder`, in place of the one before."""
@@ -130,28 +151,50 @@ class Backend:
             shutil.rmtree(place)
         place.unlink(missing_ok=True)
         self.write(place, data)
-        return open_volume(place)
+        return open_volume(place, self.key(data))
 
 
+OF_NUMPY: dict[str, Any] = {"is_both": True, "is_file": True, "has_bool": True}  # Any: of Backend
+DM_DTYPES = tuple(dtype for dtype in DTYPES if not dtype.endswith("int64"))
+NIFTI_1 = nifti_writer(nibabel.Nifti1Image, nibabel.Nifti1Header)
+NIFTI_2 = nifti_writer(nibabel.Nifti2Image, nibabel.Nifti2Header)
 BACKENDS = {
     "n5": Backend(write_n5, "n5", "a.n5", DTYPES),
-    "zarr2": Backend(zarr_writer(2, compressors=Zstd(3, checksum=True)), "zarr2", is_both=True),
-    "zarr2 in Fortran order": Backend(zarr_writer(2, order="F"), "zarr2", is_both=True),
+    "zarr2": Backend(zarr_writer(2, compressors=Zstd(3, checksum=True)), "zarr2", is_both=True, has_bool=True),
+    "zarr2 in Fortran order": Backend(zarr_writer(2, order="F"), "zarr2", is_both=True, has_bool=True),
     "zarr2 by zarr-python": Backend(zarr_writer(2, filters=[Delta("<i4")]), "zarr2", dtypes=("int32",)),
     "zarr3": Backend(zarr_writer(3), "zarr3"),
     "zarr3 shards": Backend(zarr_writer(3, chunks=(4, 4, 4), shards=(8, 8, 8)), "zarr3"),
     "precomputed": Backend(precomputed_writer(), "precomputed", dtypes=precomputed.DTYPES),
     "precomputed shards": Backend(precomputed_writer(sharding=SHARDING), "precomputed", dtypes=precomputed.DTYPES),
-    "hdf5": Backend(write_hdf5, "hdf5", "a.h5", is_both=True, is_file=True),
-    "tiff": Backend(tiff_writer(), "tiff", "a.tif", is_both=True, is_file=True),
-    "tiff strips": Backend(tiff_writer(rowsperstrip=3, compression="lzw"), "tiff", "a.tif", is_both=True, is_file=True),
-    "tiff tiles": Backend(
-        tiff_writer(tile=(16, 16), compression="zlib", bigtiff=True), "tiff", "a.tif", is_both=True, is_file=True
-    ),
+    "hdf5": Backend(write_hdf5, "hdf5", "a.h5", **OF_NUMPY),
+    "tiff": Backend(tiff_writer(), "tiff", "a.tif", **OF_NUMPY),
+    "tiff strips": Backend(tiff_writer(rowsperstrip=3, compression="lzw"), "tiff", "a.tif", **OF_NUMPY),
+    "tiff tiles": Backend(tiff_writer(tile=(16, 16), compression="zlib", bigtiff=True), "tiff", "a.tif", **OF_NUMPY),
     "slices": Backend(write_slices, "tiff"),
     "pictures": Backend(write_pictures, "picture", dtypes=("uint8", "uint16")),
     "mrc": Backend(write_mrc, "mrc", "a.mrc", ("int8", "int16", "float32", "uint16", "float16"), True, is_file=True),
-    "npy": Backend(np.save, "npy", "a.npy", is_both=True, is_file=True),
+    "nifti": Backend(NIFTI_1, "nifti", "a.nii", DTYPES, True, is_file=True),
+    "nifti 2": Backend(NIFTI_2, "nifti", "a.nii", DTYPES, True, is_file=True),
+    "nifti in gzip": Backend(NIFTI_1, "nifti", "a.nii.gz", DTYPES, True, is_file=True),
+    "nifti 2 in gzip": Backend(NIFTI_2, "nifti", "a.nii.gz", ("int16",), True, is_file=True),
+    "nifti pair": Backend(
+        nifti_writer(nibabel.Nifti1Pair, nibabel.Nifti1Pair.header_class), "nifti", "a.hdr", DTYPES, True, is_file=True
+    ),
+    "nrrd": Backend(nrrd_writer("raw"), "nrrd", "a.nrrd", DTYPES, True, is_file=True),
+    "nrrd in gzip": Backend(nrrd_writer("gzip"), "nrrd", "a.nrrd", DTYPES, True, is_file=True),
+    "nrrd detached": Backend(nrrd_writer("raw"), "nrrd", "a.nhdr", DTYPES, True, is_file=True),
+    "nrrd detached in gzip": Backend(nrrd_writer("gzip"), "nrrd", "a.nhdr", ("int16",), True, is_file=True),
+    "dm3": Backend(write_dm, "dm", "a.dm3", DM_DTYPES, True, is_file=True),
+    "dm4": Backend(lambda path, data: write_dm(path, data, 4), "dm", "a.dm4", DM_DTYPES, True, is_file=True),
+    "npy": Backend(np.save, "npy", "a.npy", **OF_NUMPY),
+    "raw": Backend(
+        lambda path, data: path.write_bytes(b"12345" + data.tobytes()) and None,
+        "raw",
+        "a.raw",
+        key=headerless_key,
+        **OF_NUMPY,
+    ),
 }
 EACH = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 EACH_FILE = pytest.mark.parametrize(
@@ -175,6 +218,7 @@ def test_every_type_is_read_in_every_byte_order(tmp_path: Path, backend: Backend
 @given(st.data(), st.sampled_from(list(BACKENDS.values())))
 def test_any_index_is_what_numpy_has_there(draw: st.DataObject, backend: Backend) -> None:
     shape = tuple(draw.draw(st.integers(1, most)) for most in (4, 40, 40))
+    assume(shape[0] > 1 or backend.format != "picture")  # a folder of one picture is no stack
     with tempfile.TemporaryDirectory() as folder:
         data = noise(shape, draw.draw(st.sampled_from(backend.dtypes)), 3)
         volume = backend.make(Path(folder), data)
@@ -202,8 +246,8 @@ def test_boxes_are_those_of_numpy_mirrored_at_the_faces_or_refused(tmp_path: Pat
 
 @EACH
 def test_what_is_cut_short_is_refused_by_the_name_of_its_file(tmp_path: Path, backend: Backend) -> None:
-    place = Path(backend.make(tmp_path, noise((9, 20, 30), backend.dtypes[0])).path)
-    files = [place] if backend.is_file else [file for file in place.rglob("*") if file.is_file()]
+    volume = backend.make(tmp_path, noise((9, 20, 30), backend.dtypes[0]))
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
     file = max(files, key=lambda file: file.stat().st_size)
     whole = file.read_bytes()
     lengths = [int(len(whole) * part) for part in (0.02, 0.3, 0.6, 0.9)]
@@ -211,13 +255,14 @@ def test_what_is_cut_short_is_refused_by_the_name_of_its_file(tmp_path: Path, ba
         file.write_bytes(whole[:length])
         size = rf".*\b{length}\b" if backend.is_file and length > 1024 else ""  # the longest header is MRC's
         with pytest.raises(VolumeError, match=re.escape(str(file)) + size):
-            open_volume(place).open()[...]
+            open_volume(volume.path, volume.key).open()[...]
 
 
 @EACH_FILE
 def test_any_damaged_byte_is_an_error_or_a_volume(tmp_path: Path, backend: Backend) -> None:
-    file = Path(backend.make(tmp_path, noise((3, 8, 9), backend.dtypes[0])).path)
-    assert outcomes_of_damage(file, min(file.stat().st_size, 1024), 80) == {"read", "refused"}
+    volume = backend.make(tmp_path, noise((3, 8, 9), backend.dtypes[0]))
+    outcomes = outcomes_of_damage(Path(volume.path), min(Path(volume.path).stat().st_size, 1024), 80, volume.key)
+    assert outcomes == ({"read", "refused"} if backend.format != "raw" else {"read"})  # which has no header
 
 
 @EACH
@@ -226,7 +271,8 @@ def test_what_was_written_anew_is_opened_anew(tmp_path: Path, backend: Backend) 
     volume.open()
     data = noise((4, 9, 19), backend.dtypes[0])
     again = backend.make(tmp_path, data)
-    with pytest.raises(VolumeError, match=r"was .*\(4, 9, 20\) and is now .*\(4, 9, 19\); open it again"):
+    changed = r"was .*\(4, 9, 20\) and is now .*\(4, 9, 19\); open it again"
+    with pytest.raises(VolumeError, match=changed if volume.format != "raw" else "36 bytes too late"):
         volume.open()
     check_reads(again, data)
 
@@ -241,7 +287,7 @@ def test_a_change_of_any_file_that_holds_voxels_is_seen(tmp_path: Path, backend:
         before, whole = FileStates(volume).hash(box), file.read_bytes()
         file.write_bytes(b"")
         try:
-            is_needed = not np.array_equal(open_volume(volume.path).open()[...].reshape(data.shape), data)
+            is_needed = not np.array_equal(open_volume(volume.path, volume.key)[...].reshape(data.shape), data)
         except VolumeError:
             is_needed = True
         file.write_bytes(whole)
@@ -270,7 +316,7 @@ def test_another_process_reads_the_same(tmp_path: Path) -> None:
 @EACH_FILE
 def test_a_file_has_no_other_keys_levels_or_writers(tmp_path: Path, backend: Backend) -> None:
     volume = backend.make(tmp_path, noise((4, 9, 20), backend.dtypes[0]))
-    assert [each.key for each in list_arrays(volume.path)] == [volume.key]
+    assert [each.key for each in list_arrays(volume.folder if volume.format == "raw" else volume.path)] == [volume.key]
     with pytest.raises(VolumeError, match=rf"no volume at .*{backend.name}/none; .*{backend.name} holds "):
         open_volume(volume.path, "none")
     with pytest.raises(VolumeError, match="has no level 1"):
@@ -358,6 +404,20 @@ def large_mrc(path: Path) -> Path:
     return path / "a.mrc"
 
 
+def large_nifti(path: Path) -> Path:
+    NIFTI_1(path / "a.nii", noise((1, 1, 1)))
+    with (path / "a.nii").open("r+b") as stream:
+        stream.seek(42)
+        stream.write(np.array([30000, 20000, 2000], "<i2").tobytes())
+        stream.truncate(352 + 30000 * 20000 * 2000)
+    return path / "a.nii"
+
+
+def packed_nifti(path: Path) -> Path:
+    NIFTI_1(path / "a.nii.gz", np.zeros((64, 1200, 1200), np.uint8))
+    return path / "a.nii.gz"
+
+
 def large_hdf5(path: Path, **choices: Any) -> Path:  # Any: h5py's
     with h5py.File(path / "a.h5", "w") as file:
         dataset = file.create_dataset("raw", (3000, 5000, 6000), "u1", **choices)
@@ -389,6 +449,8 @@ LARGE: dict[str, Callable[[Path], Path]] = {
     "npy": large_npy,
     "npy of wide planes": lambda path: large_npy(path, (600, 10000, 10000)),
     "mrc": large_mrc,
+    "nifti": large_nifti,
+    "nifti in gzip": packed_nifti,
     "hdf5": large_hdf5,
     "hdf5 chunks": lambda path: large_hdf5(path, chunks=(64, 64, 64), compression="gzip"),
     "tiff": large_tiff,

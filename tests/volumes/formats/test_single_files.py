@@ -272,8 +272,8 @@ def test_headers_without_the_mark_or_with_another_stamp_are_read_with_a_note(
 
 def test_a_file_that_is_no_mrc_is_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "a.mrc").write_bytes(b"no header at all" * 100)
-    (tmp_path / "a.dat").write_bytes(np.array([4, 4, 4, 0], "<i4").tobytes() + bytes(2000))
-    for name in ("a.mrc", "a.dat"):
+    (tmp_path / "a.any").write_bytes(np.array([4, 4, 4, 0], "<i4").tobytes() + bytes(2000))
+    for name in ("a.mrc", "a.any"):
         with pytest.raises(VolumeError, match="in no format"):
             open_volume(tmp_path / name)
 

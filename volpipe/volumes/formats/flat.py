@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -27,6 +27,13 @@ Part = tuple[Box, np.ndarray]  # a box (z, y, x) of an array that is written, an
 
 NEAR_BYTES = 4096  # runs closer than a page of the disk's cache are read as one,
 MAX_JOINED_BYTES = 2**23  # if that takes little memory
+
+
+class ByteSource(Protocol):
+    """Bytes that several threads may read at any place."""
+
+    def read_into(self, offset: int, target: np.ndarray) -> None:
+        """Fill `target`, contiguous, with the bytes from `offset` on."""
 
 
 class RawFile:
@@ -55,9 +62,9 @@ class RawFile:
 
 
 class FlatArray:
-    """An array of a file, from `offset` on, of type `stored`, in any byte order; `shape` in C order."""
+    """An array in bytes, from `offset` on, of type `stored`, in any byte order; `shape` in C order."""
 
-    def __init__(self, file: RawFile, offset: int, stored: np.dtype, shape: tuple[int, ...]) -> None:
+    def __init__(self, file: ByteSource, offset: int, stored: np.dtype, shape: tuple[int, ...]) -> None:
         self._file = file
         self._offset = offset
         self._stored = stored
@@ -124,13 +131,10 @@ class Turned:
 
 
 def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | Turned:
-    """Return the array of `header`, which knows its offset, its type and, where it is in Fortran order, its turn.
-
-    It lies in the first data file that the header names, or in the header's own.
-    """
+    """Return the array of `header`, which knows its offset, its type and, where it is in Fortran order, its turn."""
     known, is_turned = header.known, header.known.get("turned", False)
     shape = header.shape[::-1] if is_turned else header.shape
-    file = header.data_files[0] if header.data_files else header.path
+    file = file_of(header)
     try:
         raw = RawFile(file)
     except OSError as error:
@@ -138,6 +142,12 @@ def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | Turned:
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
     array = FlatArray(raw, known["offset"], known["stored"], shape)
     return Turned(array) if is_turned else array
+
+
+def file_of(header: Header) -> Path:
+    """Return the file in which the voxels of `header` lie: the first data file that it names, or else its own."""
+    own = header.known.get("file", header.path)  # of an array that has a key in its file
+    return header.data_files[0] if header.data_files else Path(own)
 
 
 def check_size(path: Path, offset: int, shape: tuple[int, ...], stored: np.dtype) -> None:
