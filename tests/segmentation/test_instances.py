@@ -99,7 +99,7 @@ def test_centres_are_those_of_empanada(gap: float, tmp_path: Path) -> None:
     assert found.max() == 12 and made.num_lost == 0
 
 
-@pytest.mark.parametrize("gap", [6.0, 99.0])
+@pytest.mark.parametrize("gap", [6.0, pytest.param(99.0, marks=pytest.mark.long)])
 def test_flows_are_those_of_cellpose(gap: float, tmp_path: Path) -> None:
     channels = flows_of(*cells(gap))
     make(tmp_path / "a.zarr", channels)

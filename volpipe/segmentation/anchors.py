@@ -10,7 +10,7 @@ of one anchor are one object, in whichever blocks they lie::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -49,9 +49,9 @@ def anchored_fragments(anchors: np.ndarray, core: Box, shape: Triple, num_lost: 
     return Fragments(ids, joins[np.argsort(joins[:, 0])], tabulate(ids, core, shape), num_lost)
 
 
-def numbers_of(places: np.ndarray, shape: Triple) -> np.ndarray:
+def numbers_of(places: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Return the numbers (n,), int64, of voxels at `places` (n, 3) in a volume of `shape`."""
-    return places.astype(np.int64) @ np.array(strides_of(shape), np.int64)
+    return np.asarray(places.astype(np.int64) @ np.array(strides_of(shape), np.int64))
 
 
 def highest_around(values: np.ndarray, window: Shape) -> np.ndarray:

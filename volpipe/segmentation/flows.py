@@ -54,10 +54,14 @@ def find_by_flows(recipe: SegmentRecipe, shape: Triple, reader: Readable, core: 
     wide = core.grown(flow_halo(recipe)) & whole
     values = read_floats(recipe, reader, wide)
     inside = values[FOREGROUND] > rules.foreground
-    starts = np.argwhere(inside)
-    flow = np.where(inside, np.clip(values[:FOREGROUND] / np.float32(rules.scale), -FASTEST, FASTEST), 0)
-    del values
-    ways = follow(flow, starts, wide, shape, rules.steps)
+    starts = np.argwhere(inside).astype(np.int32)
+    values = np.where(inside, np.clip(values[:FOREGROUND] / np.float32(rules.scale), -FASTEST, FASTEST), 0)
+    framed = np.zeros((*(n + 2 for n in wide.shape), 3), np.float32)  # beyond the box, and the volume, nothing flows
+    for axis, flow in enumerate(values, 3 - len(values)):
+        framed[1:-1, 1:-1, 1:-1, axis] = flow
+    sizes = (1, *shape[1:]) if len(values) < 3 else shape  # each slice is a volume of its own
+    del values, flow
+    ways = follow(framed, starts, wide, sizes, rules.steps)
     is_short = ways.within(rules.reach)
     starts, ends = starts[is_short], ways.ends[is_short]
     counts = np.zeros(wide.shape, np.int32)
@@ -110,61 +114,51 @@ class Ways:
         return np.asarray(near.all(axis=0))
 
 
-def follow(flow: np.ndarray, starts: np.ndarray, box: Box, shape: Triple, steps: int) -> Ways:
-    """Return the ways of the voxels `starts` (n, 3) through a flow (z, y, x or y, x; z, y, x) in voxels per step.
+def follow(framed: np.ndarray, starts: np.ndarray, box: Box, shape: Shape, steps: int) -> Ways:
+    """Return the ways of the voxels `starts` (n, 3), counted from `box`, through a flow in voxels per step.
 
     Args:
-        flow: float32, of `box` in a volume of `shape`.
-        starts: voxels, counted from the box.
+        framed: (z, y, x, 3), float32, of the box with a voxel around it.
+        shape: of the volume; 1 along an axis on which nothing flows.
         steps: of each.
     """
-    framed = np.zeros((*(n + 2 for n in box.shape), 3), np.float32)  # beyond the box, and the volume, nothing flows
-    for axis, values in enumerate(flow, 3 - len(flow)):
-        framed[1:-1, 1:-1, 1:-1, axis] = values
-    is_flat = len(flow) < 3  # each slice is a volume of its own
-    path = np.ascontiguousarray(starts.T.astype(np.int32) << BITS)
+    path = np.ascontiguousarray(starts.T) << BITS
     ways = Ways(path, path.copy(), path.copy())
     merged: list[tuple[Ways, np.ndarray]] = []
     for done in range(0, steps, STRETCH):
-        parts = [
-            _stretch(framed, ways, slice(a, a + MOST_POINTS), box, shape, min(STRETCH, steps - done), is_flat)
-            for a in range(0, ways.stops.shape[1], MOST_POINTS)
-        ]
-        if not parts:
-            break
-        columns = zip(*((part.stops, part.low, part.high) for part in parts), strict=True)
-        ways = Ways(*(np.concatenate(column, axis=1) for column in columns))
-        keys = numbers_of(ways.ends, box.shape)
+        for first in range(0, ways.stops.shape[1], MOST_POINTS):
+            advance(ways, slice(first, first + MOST_POINTS), framed, box, shape, min(STRETCH, steps - done))
+        keys = np.zeros(ways.stops.shape[1], np.int64)
+        for axis, stride in enumerate(strides_of(box.shape)):
+            keys += (ways.stops[axis] >> BITS) * np.int64(stride)
         for axis in range(3):
-            keys = (keys << BITS) | (ways.stops[axis] & (ONE - 1))
-        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        if 4 * len(first) < 3 * len(keys):
-            merged.append((ways, inverse))
-            path = np.ascontiguousarray(ways.stops[:, first])
+            keys <<= BITS
+            keys |= ways.stops[axis] & (ONE - 1)
+        _, places, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        if 4 * len(places) < 3 * len(keys):
+            merged.append((ways, inverse.astype(np.int32)))
+            path = np.ascontiguousarray(ways.stops[:, places])
             ways = Ways(path, path.copy(), path.copy())
     for before, inverse in reversed(merged):
-        ways = Ways(
-            ways.stops[:, inverse],
-            np.minimum(before.low, ways.low[:, inverse]),
-            np.maximum(before.high, ways.high[:, inverse]),
-        )
+        np.minimum(before.low, ways.low[:, inverse], out=before.low)
+        np.maximum(before.high, ways.high[:, inverse], out=before.high)
+        ways = Ways(ways.stops[:, inverse], before.low, before.high)
     return ways
 
 
-def _stretch(framed: np.ndarray, ways: Ways, part: slice, box: Box, shape: Triple, steps: int, is_flat: bool) -> Ways:
-    """Return a `part` of `ways` after some more steps; `framed` (z, y, x, 3) is the flow with a voxel around it."""
-    stops, low, high = (each[:, part].copy() for each in (ways.stops, ways.low, ways.high))
+def advance(ways: Ways, part: slice, framed: np.ndarray, box: Box, shape: Shape, steps: int) -> None:
+    """Follow a `part` of `ways` for some more steps, in place; arguments as of `follow`."""
+    stops, low, high = (each[:, part] for each in (ways.stops, ways.low, ways.high))
     flat, strides = framed.reshape(-1, 3), strides_of(framed.shape[:3])
     corners = [sum(np.multiply(strides, corner)) for corner in itertools.product((0, 1), repeat=3)]
-    edges = [(ONE * -a, ONE * (n - 1 - a)) for a, n in zip(box.start, shape, strict=True)]  # of the volume
     for _ in range(steps):
         cells, shares = np.zeros(stops.shape[1], np.int64), []
-        for axis, (first, last) in enumerate(edges):
+        for axis, (start, size) in enumerate(zip(box.start, shape, strict=True)):
             place = stops[axis]
-            if last > first and not (is_flat and axis == 0):
+            if size > 1:
                 # Where torch's grid_sample looks with align_corners=False, to which Cellpose gives coordinates as of
                 # aligned corners: up to half a voxel beside, by the place in the whole volume.
-                beside = np.rint((place.astype(np.float64) - first) * (ONE / (last - first)))
+                beside = np.rint((place.astype(np.float64) + ONE * start) / (size - 1))
                 place = place + (beside - ONE // 2).astype(np.int32)
             cells += ((place >> BITS) + 1) * strides[axis]
             shares.append(((place & (ONE - 1)) / np.float32(ONE)).astype(np.float32)[:, None])
@@ -176,7 +170,6 @@ def _stretch(framed: np.ndarray, ways: Ways, part: slice, box: Box, shape: Tripl
             np.clip(stops[axis], 0, ONE * (n - 1), out=stops[axis])
         np.minimum(low, stops, out=low)
         np.maximum(high, stops, out=high)
-    return Ways(stops, low, high)
 
 
 def find_seeds(counts: np.ndarray, grown: Shape) -> np.ndarray:
@@ -198,7 +191,8 @@ def grow(counts: np.ndarray, seeds: np.ndarray, grown: Shape) -> np.ndarray:
         some = seeds[a : a + MOST_SEEDS]
         places = tuple(some.T[:, :, None, None, None] + patch[:, None])  # the frame moves a seed to the patch's middle
         open_places, taken = framed[places], np.zeros((len(some), *patch.shape[1:]), bool)
-        taken[:, *grown] = True
+        z, y, x = grown
+        taken[:, z, y, x] = True
         for _ in range(GROWTH):
             taken = highest_around(taken, tuple(3 if g else 1 for g in grown)) & open_places
         number = np.nonzero(taken)[0]
@@ -227,7 +221,7 @@ FLOWS = FragmentMethod(
     near=lambda recipe: tuple(max(1, n) for n in flow_halo(recipe)),
     check=check_channels("the flows along z, y and x, a foreground", 1),
     doubts=doubts_of_flows,
-    work_bytes=lambda objects: 160,
+    work_bytes=lambda objects: 240,  # 238 were measured, all of it foreground, 2026-11
     is_anchored=True,
     sees_shape=True,
 )
