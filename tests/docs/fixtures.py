@@ -138,6 +138,17 @@ def volume(page: Page) -> None:
     (page.folder / "volume.n5" / "attributes.json").write_text('{"n5": "2.0.0"}')
 
 
+def nuclei(page: Page) -> None:
+    """nuclei.zarr: twelve bright nuclei in 40³ voxels of 8 bits, which touch or not."""
+    places = np.random.default_rng(1).permutation(np.argwhere(np.ones((3, 3, 3))))[:12] * 12 + 8
+    distance = np.linalg.norm(np.indices((40, 40, 40))[None] - places[:, :, None, None, None], axis=1).min(axis=0)
+    make(
+        page.folder / "nuclei.zarr",
+        np.rint(255 * np.exp(-((distance / 4) ** 2) / 2)).astype(np.uint8),
+        chunks=(20,) * 3,
+    )
+
+
 def corrected(page: Page) -> None:
     """restored.zarr, the output of a run over sample.n5, one voxel of which was corrected since."""
     sample(page)

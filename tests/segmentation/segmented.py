@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from inline import Stopped, perform
+from scipy import ndimage
 
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import WorkerLost
@@ -60,6 +61,23 @@ def recipe(block: Sequence[int], kind: str = "affinities", **objects: Any) -> Se
     return SegmentRecipe.model_validate(
         {"input": {"kind": kind}, "objects": objects, "output": {"block": block, "chunk": (2, 2, 2)}}
     )
+
+
+def led_recipe(block: Sequence[int], kind: str, stitch: float = 0, **rules: Any) -> SegmentRecipe:
+    """Return the recipe of a `kind` whose voxels lead to their object, by its own `rules`."""
+    output = {"block": block, "chunk": (2, 2, 2)}
+    tree = {"input": {"kind": kind}, "objects": {"stitch": stitch}, kind: rules, "output": output}
+    return SegmentRecipe.model_validate(tree)
+
+
+def random_leads(rng: np.random.Generator, kind: str, shape: Sequence[int], axes: int = 3) -> np.ndarray:
+    """Return channels (c, z, y, x), float32, of a `kind` that lead anywhere; of few heights, so that many are equal."""
+    leads = rng.normal(0, 4, (axes, *shape))
+    if kind == "flows":
+        smooth = [np.stack([ndimage.gaussian_filter(lead, 1.5) for lead in 8 * leads])]
+        return np.concatenate([*smooth, rng.normal(0.5, 1, (1, *shape))]).astype(np.float32)
+    heat = rng.choice([0.0, 0.2, 0.4, 0.6], (1, *shape), p=[0.7, 0.1, 0.1, 0.1])
+    return np.concatenate([rng.random((1, *shape)), heat, leads]).astype(np.float32)
 
 
 def labelled(

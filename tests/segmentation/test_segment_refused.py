@@ -71,7 +71,7 @@ def test_affinities_of_another_range_are_labelled_as_in_bytes_once_it_is_given(
             plan_segmentation(made.path, SegmentRecipe.model_validate(given), tmp_path / "l.zarr", tmp_path)
     given["input"] |= {"range": (0, top)}
     plan = plan_segmentation(made.path, SegmentRecipe.model_validate(given), tmp_path / "l.zarr", tmp_path)
-    seen = read_probabilities(plan, made.open(), Box.from_shape((13, 22, 17)))
+    seen = read_probabilities(plan.recipe.input, made.open(), Box.from_shape((13, 22, 17)))
     np.testing.assert_array_equal(seen, np.rint(np.rint(affinities / 255 * top) / top * 255))
 
 

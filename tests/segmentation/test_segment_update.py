@@ -19,13 +19,13 @@ from deletions import Deletions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Stopped
-from segmented import Crowd, blobs, noisy, recipe, tree
+from segmented import Crowd, blobs, led_recipe, noisy, random_leads, recipe, tree
 
 import volpipe as vp
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import RunError
 from volpipe.geometry.affinities import OFFSETS
-from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.recipes.segmentation import INSTANCES, SegmentRecipe
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.segmentation import boxes
@@ -43,6 +43,8 @@ CHOICES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("affinities", {"agglomerate": "mutex", "min_voxels": 3, "smooth": (0, 1, 1)}),
     ("membrane", {"threshold": 0.7, "background": 0.3}),
     ("foreground", {"method": "components", "threshold": 0.6}),
+    ("centres", {"reach": (3, 2, 2), "window": (3, 3, 3)}),
+    ("flows", {"reach": (2, 2, 2), "steps": 20}),
 )
 SMALL = recipe((8, 8, 8), threshold=0.5, background=0.4)
 
@@ -103,12 +105,16 @@ def check_law(data: st.DataObject, most_edge: int) -> None:
     levels = data.draw(st.integers(1, 3))
     shape = tuple(data.draw(st.integers(3, most_edge)) for _ in range(3))
     block = tuple(data.draw(st.sampled_from([4, 6, 8])) for _ in range(3))
-    chosen = recipe(block, kind, **objects)
+    chosen = (led_recipe if kind in INSTANCES else recipe)(block, kind, **objects)
     chosen = chosen.model_copy(update={"output": chosen.output.model_copy(update={"levels": levels})})
-    channels = (len(OFFSETS),) if kind == "affinities" else ()
+    channels = {"affinities": (len(OFFSETS),), "centres": (5,), "flows": (4,)}.get(kind, ())
     rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
     with tempfile.TemporaryDirectory() as name:
-        voxels = rng.integers(0, 256, (*channels, *shape), np.uint8)
+
+        def invented(size: tuple[int, ...]) -> np.ndarray:
+            return random_leads(rng, kind, size[-3:]) if kind in INSTANCES else rng.integers(0, 256, size, np.uint8)
+
+        voxels = invented((*channels, *shape))
         source = write(Path(name) / "a.zarr", voxels)
         for _ in range(data.draw(st.integers(1, 3))):
             with contextlib.suppress(Stopped):
@@ -118,7 +124,7 @@ def check_law(data: st.DataObject, most_edge: int) -> None:
             for _ in range(data.draw(st.integers(0, 2))):
                 start = [int(rng.integers(0, n)) for n in voxels.shape[-3:]]
                 part = (..., *(slice(a, a + 2) for a in start))
-                voxels[part] = rng.integers(0, 256, voxels[part].shape, np.uint8)
+                voxels[part] = invented(voxels[part].shape)
             write(source, voxels)
         plan = made(source, chosen, Crowd(2), update=True).plan
         assert made(source, chosen, nothing := Crowd(), update=True).was_complete

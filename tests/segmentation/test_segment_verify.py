@@ -16,7 +16,7 @@ from volumes import noise
 
 from volpipe.errors import IncompleteError
 from volpipe.segmentation import tasks
-from volpipe.segmentation.fragments import Fragments
+from volpipe.segmentation.method import Fragments
 from volpipe.volumes.completeness import mark_incomplete
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.status import find_status

@@ -77,6 +77,7 @@ def segment(
     if facts_file is not None:
         facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
         facts["seconds"] = result.stage_seconds
+        facts |= {} if result.num_lost is None else {"lost": result.num_lost}
         facts_file.write(json_bytes(FACTS.writer, facts))
     if result.was_complete:
         for changed in result.updates:

@@ -12,8 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from volpipe.geometry.grid import Box
-from volpipe.recipes.segmentation import NEAREST
-from volpipe.segmentation.plan import SegmentPlan
+from volpipe.recipes.segmentation import NEAREST, SegmentInput
 
 FULL = 255
 WHOLE = 60  # a multiple of every possible number of neighbours
@@ -55,22 +54,22 @@ def as_bytes(data: np.ndarray, ends: tuple[float, float] | None = None) -> np.nd
     return np.asarray(data, np.uint8)
 
 
-def read_probabilities(plan: SegmentPlan, reader: Readable, box: Box) -> np.ndarray:
+def read_probabilities(choice: SegmentInput, reader: Readable, box: Box) -> np.ndarray:
     """Return the voxels of `box`, uint8 (c, z, y, x): all affinities, or the foreground as one channel."""
-    data, choice = reader.read(box), plan.recipe.input
+    data = reader.read(box)
     if choice.is_affinities:
         return as_bytes(data, choice.range)
     values = as_bytes(data[0], choice.range)
     return (FULL - values if choice.is_inverted else values)[np.newaxis]
 
 
-def nearest_affinities(plan: SegmentPlan, probabilities: np.ndarray, box: Box) -> np.ndarray:
+def nearest_affinities(choice: SegmentInput, probabilities: np.ndarray, box: Box) -> np.ndarray:
     """Return the affinities (3, z, y, x), uint8, of each voxel of `box` to its predecessor on each axis.
 
     From one channel: the minimum of the two probabilities, unknown at the low faces of `box`. At the low faces of the
     volume they are 0.
     """
-    if plan.recipe.input.is_affinities:
+    if choice.is_affinities:
         near = probabilities[: len(NEAREST)].copy()
     else:
         near = np.zeros((3, *box.shape), np.uint8)

@@ -170,12 +170,14 @@ class SegmentationResult(WorkReport):
 
     Attributes:
         num_objects: rows of the table, 0 before there is one.
+        num_lost: voxels that lie too far from where they lead, and have no label; None of methods that know no such.
         stage_seconds: of workers, by stage, over all sessions.
     """
 
     makes_volume: ClassVar[bool] = True
     computing: ClassVar[str] = "pieces"
     num_objects: int = 0
+    num_lost: int | None = None
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -192,6 +194,17 @@ class SegmentationResult(WorkReport):
     def crumbs(self) -> str:
         """How many objects are too small to be any, in a sentence; "" where none is, or that is not known."""
         return crumb_note(self.table, self.num_objects, self.plan)
+
+    @property
+    def lost(self) -> str:
+        """How many voxels have no label because they lie too far from where they lead, in a sentence; "" of none."""
+        if not self.num_lost:
+            return ""
+        kind = self.plan.recipe.input.kind
+        return (
+            f"{self.num_lost:,} voxels of the foreground lead nowhere within {kind}.reach="
+            f"{list(getattr(self.plan.recipe, kind).reach)} and have no label; where objects are larger, raise it"
+        )
 
     def largest(self, count: int = SHOWN_OBJECTS) -> list[dict[str, str]]:
         """Return the rows of so many objects in the table, by its headings, those of most voxels first."""
@@ -217,13 +230,14 @@ class SegmentationResult(WorkReport):
         whole = "" if planned is None else f" (planned {guess}{duration(planned.seconds)})"
         wrote = f"wrote {self.num_objects:,} objects to {self.out} in {duration(self.seconds)}{whole}"
         table = f"table of objects: {self.table}"
-        return [*map(str, self.updates), f"{wrote}; tasks: {', '.join(tasks)}", table, *filter(None, [self.crumbs])]
+        notes = filter(None, [self.crumbs, self.lost])
+        return [*map(str, self.updates), f"{wrote}; tasks: {', '.join(tasks)}", table, *notes]
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
         places = {"labels": paths.shown(self.out), "table": paths.shown(self.table)}
-        crumbs = {"crumbs": said} if (said := self.crumbs) else {}
-        return {**places, "objects": f"{self.num_objects:,}", **crumbs, **super().facts()}
+        notes = {name: note for name, note in (("crumbs", self.crumbs), ("lost", self.lost)) if note}
+        return {**places, "objects": f"{self.num_objects:,}", **notes, **super().facts()}
 
 
 def plan_segmentation(
@@ -290,7 +304,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     def facts(self) -> dict[str, str]:
         """Return how objects are found, and in which blocks."""
         plan = self.plan
-        method = f"{plan.recipe.input.kind}, {plan.recipe.objects.method}"
+        method = ", ".join(dict.fromkeys([plan.recipe.input.kind, plan.recipe.objects.method]))
         return {"objects by": method, "blocks": f"{len(plan.blocks):,} of {shape(plan.block)} voxels"}
 
     def schedule(self) -> SegmentSchedule:
@@ -386,9 +400,15 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             seconds,
             first_task=session.first_task,
             num_objects=0 if result is None else result.num_objects,
+            num_lost=self._num_lost() if self.plan.method.is_anchored else None,
             stage_seconds={name: took.seconds for name, took in totals.items()},
             updates=self.updates,
         )
+
+    def _num_lost(self) -> int:
+        """Return the voxels that lie too far from where they lead, as each block noted them last."""
+        results = read_results(self.folder.journal, self.kinds, FragmentCounts)
+        return sum({block: counts[-1] for result in results for block, *counts in result.blocks}.values())
 
     def closed(self, session: WorkSession, report: SegmentationResult | None) -> SegmentationResult:
         """Return the report, after the output was given what it says of how it was made; see `OutputWork`."""

@@ -1,7 +1,7 @@
-"""Fragments of one block: their voxels, their joins to neighbouring blocks, their sizes and places.
+"""Fragments of one block of affinities or of a map: connected components, and basins of a watershed.
 
-Not here: supervoxels, which are fragments joined across block faces, and objects (agglomerate). A fragment depends on
-its block and a small halo alone, and any blocks give the same supervoxels::
+Not here: supervoxels, which are fragments joined across block faces, and objects (agglomerate); what other methods give
+(method). A fragment depends on its block and a small halo alone, and any blocks give the same supervoxels::
 
     block 0     | block 1          each voxel points to the higher neighbour with the strongest affinity; voxels that
     a > a > a > | b > b   c        lead to one place are a fragment (a, b, c), and the pointer that leaves the block
@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from volpipe.geometry.grid import Box
+from volpipe.errors import PlanError
+from volpipe.geometry.grid import Box, Shape, Triple
+from volpipe.recipes.segmentation import NEAREST, ObjectRules, SegmentRecipe
 from volpipe.segmentation.boundary_maps import (
     FULL,
     WHOLE,
@@ -28,29 +30,14 @@ from volpipe.segmentation.boundary_maps import (
     read_probabilities,
     smooth,
 )
-from volpipe.segmentation.plan import SegmentPlan
+from volpipe.segmentation.method import FragmentMethod, Fragments, strides_of, tabulate
+from volpipe.volumes.values import Sample, check_probabilities
+from volpipe.volumes.volume import Volume
 
-COLUMNS = ("voxels", "first", "z0", "y0", "x0", "z1", "y1", "x1", "z", "y", "x")
 # Neighbours in C order; the voxel itself comes between the third and the fourth.
 STEPS = ((0, -1), (1, -1), (2, -1), (2, 1), (1, 1), (0, 1))
 ITSELF = 3
 CODE_BITS = 3  # of an index in STEPS, counting ITSELF
-
-
-@dataclass(frozen=True)
-class Fragments:
-    """The fragments of a block.
-
-    Attributes:
-        ids: (z, y, x), uint32: from 1 in C order of first voxels; 0 is background.
-        joins: (joins, 2), int64: a fragment, and a voxel outside the block of the same supervoxel, numbered in C order
-            of the whole volume.
-        table: (fragments, len(COLUMNS)), int64: voxels, number of the first, bounding box, and sums of coordinates.
-    """
-
-    ids: np.ndarray
-    joins: np.ndarray
-    table: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ class BlockContext:
     @property
     def strides(self) -> tuple[int, int, int]:
         """Strides (z, y, x) of voxel numbers in the volume."""
-        return self.shape[1] * self.shape[2], self.shape[2], 1
+        return strides_of(self.shape)
 
     def numbers(self, plane: Box) -> np.ndarray:
         """Return the numbers (z, y, x), int64, in the whole volume of the voxels of `plane`, a box in the block."""
@@ -84,12 +71,17 @@ class BlockContext:
         return z[:, None, None] + y[:, None] + x
 
 
-def find_fragments(plan: SegmentPlan, reader: Readable, block: int) -> Fragments:
-    """Return the fragments of `block`, from its `SegmentPlan.input_box` in `reader`."""
-    context = load_context(plan, reader, plan.blocks.box(block))
-    objects = plan.recipe.objects
-    ids, joins = basins(context) if objects.is_watershed else components(context, to_byte(objects.threshold))
-    return Fragments(ids, joins, tabulate(ids, context))
+def find_components(recipe: SegmentRecipe, shape: Triple, reader: Readable, core: Box) -> Fragments:
+    """Return the fragments of the block `core`, which are connected components; arguments as of `FragmentMethod`."""
+    context = load_context(recipe, shape, reader, core)
+    ids, joins = components(context, to_byte(recipe.objects.threshold))
+    return Fragments(ids, joins, tabulate(ids, core, shape))
+
+
+def find_basins(recipe: SegmentRecipe, shape: Triple, reader: Readable, core: Box) -> Fragments:
+    """Return the fragments of the block `core`, which are basins of a watershed; arguments as of `FragmentMethod`."""
+    ids, joins = basins(load_context(recipe, shape, reader, core))
+    return Fragments(ids, joins, tabulate(ids, core, shape))
 
 
 def to_byte(share: float) -> int:
@@ -97,25 +89,25 @@ def to_byte(share: float) -> int:
     return math.ceil(share * FULL - 1e-9)
 
 
-def load_context(plan: SegmentPlan, reader: Readable, core: Box) -> BlockContext:
+def load_context(recipe: SegmentRecipe, shape: Triple, reader: Readable, core: Box) -> BlockContext:
     """Return the block `core` of the input with its context."""
-    objects = plan.recipe.objects
+    objects, whole = recipe.objects, Box.from_shape(shape)
     passes = objects.smooth if objects.is_watershed else (0, 0, 0)
-    outer = core.grown((1, 1, 1)) & plan.box
-    wide = outer.grown(tuple(n + 1 for n in passes)) & plan.box
-    probabilities = read_probabilities(plan, reader, wide)
-    near = nearest_affinities(plan, probabilities, wide)
-    height = heights(near, wide, plan.shape)
+    outer = core.grown((1, 1, 1)) & whole
+    wide = outer.grown(tuple(n + 1 for n in passes)) & whole
+    probabilities = read_probabilities(recipe.input, reader, wide)
+    near = nearest_affinities(recipe.input, probabilities, wide)
+    height = heights(near, wide, shape)
     inner = outer.relative_to(wide.start).slices
     inside = height[inner] >= math.ceil(objects.background * FULL * WHOLE)
-    if not (plan.recipe.input.is_affinities or objects.is_watershed):
+    if not (recipe.input.is_affinities or objects.is_watershed):
         inside &= probabilities[0][inner] >= to_byte(objects.threshold)
     peaks = smooth(height, passes)[inner] if objects.is_watershed else None
     if peaks is not None:
         peaks[~inside] = -1
     return BlockContext(
         core,
-        plan.shape,
+        shape,
         np.stack([_framed(affinity[inner], outer, core, 0) for affinity in near]),
         _framed(inside, outer, core, False),
         None if peaks is None else _framed(peaks, outer, core, -1),
@@ -261,25 +253,60 @@ def _neighbours(framed: np.ndarray, axis: int, step: int) -> np.ndarray:
     return framed[tuple(slice(1 + step * (a == axis), n - 1 + step * (a == axis)) for a, n in enumerate(framed.shape))]
 
 
-def tabulate(ids: np.ndarray, context: BlockContext) -> np.ndarray:
-    """Return the table, as in Fragments, of the fragments `ids` (z, y, x)."""
-    import cc3d
+def check_channels(recipe: SegmentRecipe, volume: Volume) -> None:
+    """Refuse another number of channels than of offsets, and types that hold no probabilities."""
+    choice, num_channels = recipe.input, volume.num_channels
+    if choice.is_affinities and num_channels != len(choice.offsets):
+        hint = (
+            "; name as many as the net was trained to"
+            if num_channels >= len(NEAREST)
+            else "; for a map of one channel say input.kind=foreground or input.kind=membrane"
+        )
+        raise PlanError(
+            f"{volume} has {num_channels} channel{'s' * (num_channels > 1)}, input.offsets {len(choice.offsets)}{hint}"
+        )
+    if volume.dtype.kind not in "uf" and choice.range is None:
+        raise PlanError(
+            f"{volume} has {volume.dtype} voxels; probabilities are floats from 0 to 1, or unsigned integers: run the "
+            "net with output.dtype=uint8, or set input.range to the values that mean 0 and 1"
+        )
 
-    num = int(ids.max(initial=0))
-    table = np.zeros((num, len(COLUMNS)), np.int64)
-    if not num:
-        return table
-    flat, stats = ids.ravel(), cc3d.statistics(ids, no_slice_conversion=True)
-    runs = np.flatnonzero(np.diff(flat, prepend=np.uint32(0)))[::-1]  # where one begins, or the background
-    first = np.zeros(num + 1, np.int64)
-    first[flat[runs]] = runs  # the last assignment wins: the first voxel
-    places = np.unravel_index(first[1:], ids.shape)
-    starts = context.core.start
-    offset = sum(int(a) * stride for a, stride in zip(starts, context.strides, strict=True))
-    voxels, bounds = (stats[name][1:].astype(np.int64) for name in ("voxel_counts", "bounding_boxes"))
-    sums = np.rint(stats["centroids"][1:] * voxels[:, None]).astype(np.int64)  # float64: exact
-    table[:, 0] = voxels
-    table[:, 1] = offset + sum(p * stride for p, stride in zip(places, context.strides, strict=True))
-    table[:, 2:5], table[:, 5:8] = bounds[:, ::2] + starts, bounds[:, 1::2] + starts + 1
-    table[:, 8:11] = sums + voxels[:, None] * starts
-    return table
+
+def doubts(recipe: SegmentRecipe, volume: Volume, sample: Sample) -> list[str]:
+    """Return what is wrong with probabilities, in sentences; PlanError if they mean something else."""
+    choice = recipe.input
+    return check_probabilities(
+        sample, choice.kind, choice.ends(volume.dtype), "input.range" if choice.range is None else ""
+    )
+
+
+def watershed_halo(recipe: SegmentRecipe) -> Shape:
+    """Return the voxels (z, y, x) around a block that decide which neighbour each of its voxels joins."""
+    return tuple(n + 2 for n in recipe.objects.smooth)
+
+
+def watershed_bytes(objects: ObjectRules) -> int:
+    """Return the memory of a watershed per voxel: 55 - 18 and 127 - 18 were measured, as below."""
+    return 128 if objects.is_mutex else 72
+
+
+# Bytes per voxel of a block, beside its input: indices, ids, keys of pairs. 39 - 18 were measured on noisy affinities,
+# 192³ voxels, 2026-11.
+COMPONENTS = FragmentMethod(
+    name="components",
+    find=find_components,
+    halo=lambda recipe: (2, 2, 2),
+    near=lambda recipe: (1, 1, 1),
+    check=check_channels,
+    doubts=doubts,
+    work_bytes=lambda objects: 32,
+)
+WATERSHED = FragmentMethod(
+    name="watershed",
+    find=find_basins,
+    halo=watershed_halo,
+    near=watershed_halo,
+    check=check_channels,
+    doubts=doubts,
+    work_bytes=watershed_bytes,
+)

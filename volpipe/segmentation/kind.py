@@ -53,7 +53,8 @@ class LabelStage(StagePlan):
         plan = fit(given, recipe, out, among.search_path, fresh=fresh)
         check_output(plan)
         check_access(None, out)
-        if (intensity := feed.intensity(stage.array)) in INTENSITIES and recipe.input.range is None:
+        is_probabilities = recipe.input.range is None and not plan.method.is_anchored
+        if (intensity := feed.intensity(stage.array)) in INTENSITIES and is_probabilities:
             note = (
                 f"the net of stage {feed.name} gives {INTENSITIES[intensity]}, and {recipe.input.kind} are "
                 "probabilities: set net.intensity=unit there if it gives 0 to 1, or input.range here to the values "
@@ -86,12 +87,13 @@ class LabelStage(StagePlan):
 
 
 def label_needs(plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
-    """Return the needs of a labelling; two of its passes read the volume, of `voxel_bytes` per voxel."""
-    seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
+    """Return the needs of a labelling; two of its passes read the volume, of `voxel_bytes` per voxel, or one."""
+    halo, num_passes = (plan.method.halo(plan.recipe), 1) if plan.method.is_anchored else (plan.reach, 2)
+    seen = num_passes * math.prod(b + 2 * r for b, r in zip(plan.block, halo, strict=True)) / math.prod(plan.block)
     num_levels = len(plan.factors)
     levels = [float(math.prod(plan.level_shape(i)) * plan.dtype.itemsize) for i in range(num_levels)]
     return ResourceNeeds(
-        2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes + sum(levels[:-1]),
+        seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes + sum(levels[:-1]),
         sum(levels) + plan.scratch_bytes,
         sum(levels),
         sum(len(plan.shards(i)) for i in range(num_levels)) + num_levels + METADATA_FILES,

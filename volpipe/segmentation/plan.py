@@ -21,17 +21,16 @@ from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import boxes
 from volpipe.segmentation.boxes import Boxes
+from volpipe.segmentation.method import FragmentMethod
+from volpipe.segmentation.methods import method_named
 from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.values import check_probabilities, take_sample
+from volpipe.volumes.values import take_sample
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute, with_view
 
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
 MANY = 1 << 30  # voxels of a volume with large blocks
-# Per voxel of a block, beside its input: indices, ids, keys of pairs. 39 - 18, 55 - 18 and 127 - 18 were measured on
-# noisy affinities, 192³ voxels, 2026-11.
-WORK_BYTES = {"components": 32, "mean": 72, "mutex": 128}
 
 
 class SegmentPlan(OutputPlan):
@@ -98,9 +97,12 @@ class SegmentPlan(OutputPlan):
 
     def input_box(self, block: int) -> Box:
         """Return the box of the volume that the fragments and edges of `block` rest on."""
-        objects = self.recipe.objects
-        halo = (n + 2 for n in objects.smooth) if objects.is_watershed else (2, 2, 2)
-        return self.blocks.box(block).grown(tuple(halo)) & self.box
+        return self.blocks.box(block).grown(self.method.halo(self.recipe)) & self.box
+
+    @property
+    def method(self) -> FragmentMethod:
+        """How blocks are cut into fragments."""
+        return method_named(self.recipe.objects.method)
 
     @property
     def reach(self) -> Shape:
@@ -113,8 +115,7 @@ class SegmentPlan(OutputPlan):
     @property
     def near(self) -> Shape:
         """Halo of a block's fragments in voxels (z, y, x)."""
-        objects = self.recipe.objects
-        return tuple(n + 2 for n in objects.smooth) if objects.is_watershed else (1, 1, 1)
+        return self.method.near(self.recipe)
 
     @property
     def num_channels_read(self) -> int:
@@ -130,6 +131,8 @@ class SegmentPlan(OutputPlan):
     @property
     def contact(self) -> Shape:
         """How far apart in voxels (z, y, x) two neighbouring fragments may have a voxel."""
+        if self.method.is_anchored:
+            return self.near
         offsets = self.recipe.input.offsets if self.recipe.objects.is_mutex else NEAREST
         return tuple(max(abs(offset[axis]) for offset in offsets) for axis in range(3))
 
@@ -143,8 +146,7 @@ class SegmentPlan(OutputPlan):
         """Upper bound of a task's memory, beside its process."""
         num_voxels = math.prod(min(b + 2 * r, n) for b, r, n in zip(self.block, self.reach, self.shape, strict=True))
         read = self.num_channels_read * (np.dtype(self.source.dtype).itemsize + 1)
-        objects = self.recipe.objects
-        work = WORK_BYTES[objects.agglomerate if objects.is_watershed else objects.method]
+        work = self.method.work_bytes(self.recipe.objects)
         return max(num_voxels * (read + work), self._coarse_bytes)
 
     @property
@@ -191,7 +193,7 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: Location, search_path: Path,
         PlanError: the recipe does not fit the volume.
     """
     volume = with_view(volume, recipe.input.view)
-    _check_channels(volume, recipe)
+    method_named(recipe.objects.method).check(recipe, volume)
     shape, output = volume.spatial_shape, recipe.output
     edge = LARGE_BLOCK if math.prod(shape) >= MANY else BLOCK
     wish = output.chunk if output.chunk != "auto" else (CHUNK,) * 3
@@ -225,11 +227,10 @@ def checked_values(plan: SegmentPlan, volume: Volume) -> SegmentPlan:
     Raises:
         PlanError: they mean something else than its recipe says.
     """
-    choice, sample = plan.recipe.input, take_sample(volume, num_channels=plan.num_channels_read)
+    sample = take_sample(volume, num_channels=plan.num_channels_read)
     if sample is None:
         return plan.changed(value_notes=volume.value_notes)
-    key = "input.range" if choice.range is None else ""
-    notes = check_probabilities(sample, choice.kind, choice.ends(volume.dtype), key)
+    notes = plan.method.doubts(plan.recipe, volume, sample)
     return plan.changed(value_notes=(*volume.value_notes, *notes))
 
 
@@ -246,23 +247,4 @@ def check_offsets(volume: Volume, recipe: SegmentRecipe, stored: object) -> None
         raise PlanError(
             f"{volume} holds affinities of the offsets {actual}, as its maker noted, and input.offsets are {expected}: "
             "give --set input.offsets as noted, or name other affinities"
-        )
-
-
-def _check_channels(volume: Volume, recipe: SegmentRecipe) -> None:
-    """Refuse another number of channels than of offsets, and types that hold no probabilities."""
-    choice, num_channels = recipe.input, volume.num_channels
-    if choice.is_affinities and num_channels != len(choice.offsets):
-        hint = (
-            "; name as many as the net was trained to"
-            if num_channels >= len(NEAREST)
-            else "; for a map of one channel say input.kind=foreground or input.kind=membrane"
-        )
-        raise PlanError(
-            f"{volume} has {num_channels} channel{'s' * (num_channels > 1)}, input.offsets {len(choice.offsets)}{hint}"
-        )
-    if volume.dtype.kind not in "uf" and choice.range is None:
-        raise PlanError(
-            f"{volume} has {volume.dtype} voxels; probabilities are floats from 0 to 1, or unsigned integers: run the "
-            "net with output.dtype=uint8, or set input.range to the values that mean 0 and 1"
         )

@@ -20,6 +20,7 @@ from volpipe.recipes.segmentation import ObjectRules
 from volpipe.segmentation.agglomerate import BATCH, ONE_BY_ONE_BYTES, agglomerate, connected_components, rule_of
 from volpipe.segmentation.boxes import border
 from volpipe.segmentation.edges import NO_PAIR, Edges
+from volpipe.segmentation.stitch import stitched
 
 FIRST = 1  # column of a table: number of the first voxel
 LEAST, MOST = (FIRST, 2, 3, 4), (5, 6, 7)
@@ -133,14 +134,19 @@ def solve(part: GraphPart, frame: Frame, choice: ObjectRules, *, most_edges: int
     graph, edges = _Graph.of(columns, frame)
     is_open = np.ones(graph.num_owners, bool)
     is_open[: len(graph.rows)] = frame.is_border(graph.rows[:, 2:8])
-    if not choice.is_watershed:
+    if not choice.has_edges:
         return _split(graph, edges, is_open, choice.min_voxels)
-    rule = rule_of(choice)
-    merged, edges = agglomerate(edges, rule, is_open, graph.voxels, most_edges=most_edges)
-    graph = graph.merged(merged)
+    if choice.stitch:
+        merged, edges = stitched(edges, choice.stitch, is_open, graph.voxels)
+        graph, live = graph.merged(merged), np.ones(len(edges), bool)
+    else:
+        rule = rule_of(choice)
+        merged, edges = agglomerate(edges, rule, is_open, graph.voxels, most_edges=most_edges)
+        graph = graph.merged(merged)
+        live = rule.is_live(edges, graph.voxels)
     is_kept = np.zeros(graph.num_owners, bool)
     is_kept[merged] = is_open
-    is_kept[edges.pairs[rule.is_live(edges, graph.voxels)]] = True
+    is_kept[edges.pairs[live]] = True
     return _split(graph, edges, is_kept, choice.min_voxels)
 
 
@@ -259,7 +265,7 @@ def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 def bytes_needed(num_nodes: int, num_joins: int, num_edges: int, choice: ObjectRules) -> int:
     """Return an upper bound of the memory of `solve`, in bytes, if few nodes in a row are merged one by one."""
-    if not choice.is_watershed:
+    if not choice.has_edges:
         return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES
     edges = num_edges * EDGE_BYTES[choice.agglomerate] + min(num_edges, BATCH) * ONE_BY_ONE_BYTES
     return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES + edges

@@ -45,9 +45,9 @@ from volpipe.runs.update_records import (
     remainder,
 )
 from volpipe.runs.worker import Seen, Written
-from volpipe.segmentation.boundary_maps import VoxelBox, nearest_affinities, read_probabilities
+from volpipe.segmentation.boundary_maps import Readable, VoxelBox, nearest_affinities, read_probabilities
 from volpipe.segmentation.edges import NO_PAIR, Edges, grouped
-from volpipe.segmentation.fragments import COLUMNS, find_fragments
+from volpipe.segmentation.method import COLUMNS, Fragments
 from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
 from volpipe.syntax import one_thread
 from volpipe.volumes.file_states import hash_voxels, read_known
@@ -124,7 +124,7 @@ class Counts(UnitResult):
 
 @dataclass(frozen=True)
 class FragmentCounts(Counts):
-    """Number of fragments of blocks, and of their joins to neighbouring blocks."""
+    """Number of fragments of blocks, and of their joins; of an anchored method, of voxels that are lost as well."""
 
     ENTRIES: ClassVar[Entries] = {
         "blocks": UnitEntries("pieces"), "seen": UnitEntries(SEEN),
@@ -197,6 +197,11 @@ def prepare(job: SegmentJob) -> None:
     create_array(job.path / IDS, "", spec, "zarr3")
 
 
+def find_fragments(plan: SegmentPlan, reader: Readable, block: int) -> Fragments:
+    """Return the fragments of `block`, from its `SegmentPlan.input_box` in `reader`."""
+    return plan.method.find(plan.recipe, plan.shape, reader, plan.blocks.box(block))
+
+
 def fragments(job: SegmentJob, units: Sequence[int]) -> Record[FragmentCounts]:
     """Write the fragments of blocks `units`."""
 
@@ -208,7 +213,8 @@ def fragments(job: SegmentJob, units: Sequence[int]) -> Record[FragmentCounts]:
         open_writer(job.path / IDS, "").write(plan.blocks.box(block), result.ids)
         ids = np.array(hash_voxels(result.ids))
         save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table, ids=ids)
-        return FragmentCounts(((block, len(result.table), len(result.joins)),), ((block, seen),))
+        lost = (result.num_lost,) if plan.method.is_anchored else ()
+        return FragmentCounts(((block, len(result.table), len(result.joins), *lost),), ((block, seen),))
 
     reporter = job.reporter(lambda block: job.plan.blocks.box(block))
     return work_each("pieces", units, one, FragmentCounts.joined, job.check_session, reporter)
@@ -218,18 +224,38 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
     """Write the joins and the edges of the fragments of blocks `units`."""
 
     def one(block: int) -> EdgeCounts:
-        near, result, seen = Neighbourhood.load(job, block), _NO_EDGES, tuple[tuple[int, str], ...]()
-        joins = near.joined_ids(load_one(job.file(FRAGMENTS, block), "joins"))
-        if job.plan.recipe.objects.is_watershed:
-            voxels, fingerprint = job.read(block)
-            result, seen = near.edges(voxels), ((block, fingerprint),)
+        plan, result, pairs, seen = job.plan, _NO_EDGES, _NO_EDGES.pairs, tuple[tuple[int, str], ...]()
+        if plan.method.is_anchored:
+            joins = joins_by_anchor(job, block)
+            if plan.recipe.objects.stitch:
+                near = Neighbourhood.load(job, block, plan.blocks.box(block).grown((1, 0, 0)) & plan.box)
+                result = near.overlaps()
+                pairs = near.global_ids(result.pairs)
+        else:
+            near = Neighbourhood.load(job, block, plan.around(block))
+            joins = near.joined_ids(load_one(job.file(FRAGMENTS, block), "joins"))
+            if plan.recipe.objects.is_watershed:
+                voxels, fingerprint = job.read(block)
+                result, seen = near.edges(voxels), ((block, fingerprint),)
+            pairs = near.global_ids(result.pairs)
         job.check_session()
-        pairs = near.global_ids(result.pairs)
         save(job.file(EDGES, block), joins=joins, pairs=pairs, sums=result.sums, first=result.first)
         return EdgeCounts(((block, len(joins), len(result.pairs)),), seen)
 
     reporter = job.reporter(lambda block: job.plan.blocks.box(block))
     return work_each("edges", units, one, EdgeCounts.joined, job.check_session, reporter)
+
+
+def joins_by_anchor(job: SegmentJob, block: int) -> np.ndarray:
+    """Return the pairs (n, 2) of fragments of `block` and of later ones with the same anchor, as global ids."""
+    own = load_one(job.file(FRAGMENTS, block), "joins")
+    parts = [np.zeros((0, 2), np.int64)]
+    for other in job.plan.blocks.touching(job.plan.around(block)):
+        if other > block:  # an earlier one names the pair itself
+            theirs = load_one(job.file(FRAGMENTS, other), "joins")
+            _, here, there = np.intersect1d(own[:, 1], theirs[:, 1], assume_unique=True, return_indices=True)
+            parts.append(np.stack([block << 32 | own[here, 0], other << 32 | theirs[there, 0]], axis=1))
+    return np.concatenate(parts)
 
 
 _NO_EDGES = Edges(*(np.zeros((0, columns), np.int64) for columns in (2, 2, 1)))
@@ -316,9 +342,10 @@ class Neighbourhood:
     bases: np.ndarray
 
     @classmethod
-    def load(cls, job: SegmentJob, block: int) -> Neighbourhood:
+    def load(cls, job: SegmentJob, block: int, box: Box) -> Neighbourhood:
+        """Return those of `block` and around it in `box`."""
         plan = job.plan
-        own, box = plan.blocks.box(block), plan.around(block)
+        own = plan.blocks.box(block)
         ids = open_writer(job.path / IDS, "").read(box)
         blocks, bases, base = list(plan.blocks.touching(box)), [], 0
         for number in blocks:
@@ -350,15 +377,20 @@ class Neighbourhood:
         """Return the edges of local fragments, from the block's voxels to those at the offsets."""
         plan, objects = self.job.plan, self.job.plan.recipe.objects
         wide = Box(tuple(max(0, a - 1) for a in self.own.start), self.own.stop)
-        probabilities = read_probabilities(plan, voxels, wide)
+        probabilities = read_probabilities(plan.recipe.input, voxels, wide)
         inner = self.own.relative_to(wide.start).slices
-        near = nearest_affinities(plan, probabilities, wide)[:, *inner]
+        near = nearest_affinities(plan.recipe.input, probabilities, wide)[:, *inner]
         parts = [self._between(k, offset, near[k], 0) for k, offset in enumerate(NEAREST)]
         if objects.is_mutex:
             far = enumerate(plan.recipe.input.offsets[len(NEAREST) :], len(NEAREST))
             parts += [self._between(k, offset, probabilities[k][inner], 1) for k, offset in far]
         columns = zip(*((part.pairs, part.sums, part.first) for part in parts), strict=True)
         return Edges.total(*map(np.concatenate, columns))
+
+    def overlaps(self) -> Edges:
+        """Return the edges of local fragments to those of the slice before, from the block's voxels."""
+        edges = self._between(0, NEAREST[0], np.full(self.own.shape, 1, np.uint8), 0)
+        return Edges.total(edges.pairs, edges.sums, edges.first)
 
     def _between(self, channel: int, offset: Offset, probabilities: np.ndarray, kind: int) -> Edges:
         """Return the edges of the block's voxels to those at `offset`, as of `edge_sums`."""

@@ -89,7 +89,8 @@ def follow(work: Work, before: SegmentPlan) -> Updated:
     """Note in the journal that the volume has grown since the plan `before`, from when on that of `work` counts."""
     plan = work.plan
     changed, edges = set(_changed_boxes(before, plan, "input_box")), set(_changed_boxes(before, plan, "around"))
-    if before.shape[1:] != plan.shape[1:]:  # voxels, and so fragments, are numbered in C order of the volume
+    # voxels, and so fragments, are numbered in C order of the volume
+    if before.shape[1:] != plan.shape[1:] or plan.method.sees_shape:
         changed = edges = set(_changed_boxes(before, plan, ""))
     blocks = changed | _missing_files(work.folder.path, FRAGMENTS, before)
     edges |= _missing_files(work.folder.path, EDGES, before)

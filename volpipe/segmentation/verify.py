@@ -12,8 +12,8 @@ import numpy as np
 from volpipe.errors import RunError
 from volpipe.inference.output_plan import level_key
 from volpipe.runs.verify import Recomputed
-from volpipe.segmentation.fragments import find_fragments
 from volpipe.segmentation.plan import SegmentPlan
+from volpipe.segmentation.tasks import find_fragments
 from volpipe.volumes.volume import open_writer
 
 
