@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from pathlib import Path
 from unittest.mock import patch
@@ -26,8 +27,11 @@ from volpipe.volumes.volume import Volume, open_volume
 SHAPE = (34, 40, 47)
 
 
-def stored(folder: Path, shape: tuple[int, ...], orders: tuple[Order, Order, Order] = (3, 3, 3)) -> Volume:
-    return resampled(open_volume(folder / "in.n5"), Resampling(triple(shape), triple(SHAPE), "uint8", orders))
+def stored(
+    folder: Path, shape: tuple[int, ...], orders: tuple[Order, Order, Order] = (3, 3, 3), *, smooths: bool = False
+) -> Volume:
+    grid = Resampling(triple(shape), triple(SHAPE), "uint8", orders)
+    return resampled(open_volume(folder / "in.n5"), grid.smoothed() if smooths else grid)
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +41,60 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("shape", [(17, 40, 31), (50, 61, 47), (12, 90, 20), (34, 40, 47), (1, 7, 200)])
 @pytest.mark.parametrize("order", [1, 3])
-def test_values_are_those_of_skimage_over_the_whole(folder: Path, shape: tuple[int, ...], order: Order) -> None:
-    voxels = stored(folder, shape, (order, order, order)).crop(Box.from_shape(shape))[0]
+@pytest.mark.parametrize("smooths", [False, True])
+def test_values_are_those_of_skimage_over_the_whole(
+    folder: Path, shape: tuple[int, ...], order: Order, smooths: bool
+) -> None:
+    voxels = stored(folder, shape, (order, order, order), smooths=smooths).crop(Box.from_shape(shape))[0]
     whole = noise(SHAPE).astype(np.float64)
-    expected = resize(whole, shape, order, mode="edge", anti_aliasing=False, preserve_range=True)
+    expected = resize(whole, shape, order, mode="edge", anti_aliasing=smooths, preserve_range=True)
     np.testing.assert_allclose(voxels, expected, rtol=0, atol=2e-5)
 
 
 @settings(max_examples=30)
-@given(st.data(), st.sampled_from([(17, 40, 31), (50, 61, 47)]), st.sampled_from([(3, 3, 3), (0, 3, 3), (0, 1, 0)]))
+@given(
+    st.data(),
+    st.sampled_from([(17, 40, 31), (50, 61, 47)]),
+    st.sampled_from([(3, 3, 3), (0, 3, 3), (0, 1, 0)]),
+    st.booleans(),
+)
 def test_a_box_is_the_crop_of_the_whole(
-    folder: Path, data: st.DataObject, shape: tuple[int, ...], orders: tuple[Order, Order, Order]
+    folder: Path, data: st.DataObject, shape: tuple[int, ...], orders: tuple[Order, Order, Order], smooths: bool
 ) -> None:
-    volume = stored(folder, shape, orders)
+    volume = stored(folder, shape, orders, smooths=smooths and 0 not in orders)
     ends = [sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True))) for n in shape]
     box = Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
     whole = volume.crop(Box.from_shape(shape))
     assert np.array_equal(volume.crop(box), whole[:, *box.slices])
     assert np.array_equal(read_known(volume.open(), box.shift((-3, 0, 0)))[0][:, 3:], whole[:, *box.slices][:, :-3])
+
+
+LENGTHS = st.integers(1, 40)
+
+
+@given(LENGTHS, LENGTHS, st.sampled_from([0, 1, 3]), st.booleans(), st.data())
+def test_all_voxels_that_see_a_box_lie_in_the_box_around_them(
+    own: int, other: int, order: Order, smooths: bool, data: st.DataObject
+) -> None:
+    plain = Resampling((own, 1, 1), (other, 1, 1), "float32", (order, order, order))
+    grid = plain.smoothed() if smooths and order else plain
+    start = data.draw(st.integers(0, other - 1))
+    box = Box((start, 0, 0), (data.draw(st.integers(start + 1, other)), 1, 1))
+    voxels = {i for i in range(own) if not (grid.seen(Box((i, 0, 0), (i + 1, 1, 1))) & box).is_empty}
+    around = grid.sees(box)
+    assert voxels <= {*range(around.start[0], around.stop[0])}
+    assert around.shape[0] <= len(voxels) + 8 * max(1, math.ceil(own / other))
+
+
+@given(LENGTHS, LENGTHS, st.data())
+def test_nearest_voxels_keep_every_bit(own: int, other: int, data: st.DataObject) -> None:
+    grid, stored = Resampling((1, own, 1), (1, other, 1), "uint64", (0, 0, 0)), np.arange(other) + (1 << 62)
+    start = data.draw(st.integers(0, own - 1))
+    box = Box((0, start, 0), (1, data.draw(st.integers(start + 1, own)), 1))
+    seen = grid.seen(box)
+    picked = grid.pick(stored[None, None, seen.start[1] : seen.stop[1], None], box)[0, 0, :, 0]
+    places = [math.floor(((i + 0.5) * other / own - 0.5) + 0.5) for i in range(box.start[1], box.stop[1])]
+    assert np.array_equal(picked, stored[np.clip(places, 0, other - 1)])
 
 
 @pytest.mark.parametrize("shape", [(17, 40, 31), (50, 61, 47)])

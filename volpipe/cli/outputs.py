@@ -66,7 +66,7 @@ def _print_block(block: Recomputed) -> None:
     alike = f"{block.num_differ:,} voxels differ" if block.num_differ else "the same"
     if block.num_differ and block.largest is not None:
         alike += f", by up to {block.largest:g}"
-    place = f"{block.array}/s0 {block.box}".lstrip("/")
+    place = f"{block.array}/{block.key} {block.box}".lstrip("/")
     out.print(f"block {block.block} ({place}){block.device and f' on {block.device}'}: {alike}")
 
 

@@ -24,13 +24,16 @@ LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one af
 
 def plan_summary(plan: Plan) -> Table:
     """Return a table of the input, the net and the output of `plan`."""
+    from volpipe.geometry.grid import Box
+
     table, source = _pairs(), plan.source
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
     if plan.notes.volume:
         table.add_row("", "; ".join(plan.notes.volume))
-    if not plan.is_whole:
-        table.add_row("roi", f"{plan.roi_box} (z, y, x)")
+    roi, whole = (plan.roi_box, source.shape) if plan.grid is None else (Box(*plan.grid.roi), plan.grid.shape)
+    if roi != Box.from_shape(whole):
+        table.add_row("roi", f"{roi} (z, y, x)")
     if plan.mask is not None:
         table.add_row("mask", f"{plan.mask.path} {plan.mask.key}".strip() + f", {shape(plan.mask.shape)} voxels")
         if plan.mask.note:
@@ -51,8 +54,8 @@ def plan_summary(plan: Plan) -> Table:
         voxel, name = array.multiscale.voxel_size_nm, array.folder and f"{array.folder}: "
         table.add_row(
             "",
-            f"{name}{channels}{shape(array.out_shape)} voxels, {array.out_dtype}, {in_nm(voxel)}, {plan.format}, "
-            f"{count(len(plan.factors), 'level')}",
+            f"{name}{channels}{shape(array.shown_shape)} voxels, {array.out_dtype}, {in_nm(voxel)}, {plan.format}, "
+            f"{count(len(array.multiscale.levels), 'level')}",
         )
     return table
 
@@ -63,7 +66,7 @@ def grey_line(plan: Plan) -> str:
 
     from volpipe.inference.statistics import resolve_method
 
-    dtype = np.dtype(plan.source.dtype)
+    dtype = plan.source.grey_dtype
     choice, trained = resolve_method(plan.recipe.normalise, dtype), plan.recipe.net.trained_range
     if choice.method == "none":
         said = f"{dtype} as they are"
@@ -96,11 +99,10 @@ def grey_line(plan: Plan) -> str:
 
 def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
     """Return what was measured of grey levels, "" where nothing had to be."""
-    import numpy as np
 
     from volpipe.inference.statistics import needs_measuring, resolve_method
 
-    dtype = np.dtype(plan.source.dtype)
+    dtype = plan.source.grey_dtype
     if not needs_measuring(plan.recipe.normalise, dtype):
         return ""
     is_zscore = resolve_method(plan.recipe.normalise, dtype).method == "zscore"

@@ -347,7 +347,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> tuple[UnitCosts, np.ndarray]:
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
     box = plan.blocks.box(units[0])
     with stopwatch() as measuring:
-        if needs_measuring(plan.recipe.normalise, np.dtype(plan.source.dtype)):
+        if needs_measuring(plan.recipe.normalise, plan.source.grey_dtype):
             _result_of(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units)
     with stopwatch() as warm:

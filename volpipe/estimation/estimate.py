@@ -524,7 +524,7 @@ class _Totals:
         """Files of chunks or shards, and of metadata. The groups are its own and that of its runs; the arrays are its
         levels."""
         levels, arrays = len(self.plan.factors), len(self.plan.arrays)
-        groups = 2 + (arrays if arrays > 1 else 0)
+        groups = 2 + (arrays if arrays > 1 else 0) + self.plan.finest * arrays
         metadata = (groups + arrays * levels) * self.plan.folders.num_files
         return metadata + sum(self.level_files(level) for level in range(levels))
 
@@ -546,7 +546,7 @@ class _Totals:
             )
 
     def _measure(self) -> Iterator[StageEstimate]:
-        choice, dtype = self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)
+        choice, dtype = self.plan.recipe.normalise, self.plan.source.grey_dtype
         read, seconds = self.product("own") * self.voxel_bytes, self.rates.measure_seconds
         for name, is_needed in (("measure", needs_measuring), ("histogram", needs_histogram)):
             if is_needed(choice, dtype):

@@ -21,7 +21,6 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.windows import CACHE_BYTES, largest_input, seen_along
 from volpipe.nets.cache import known_speeds
 from volpipe.nets.facts import NetSpeeds
-from volpipe.volumes.resampling import REACH
 from volpipe.volumes.rolling_box import PIECE_VOXELS, pieces_at_once
 from volpipe.volumes.storage.growing import upload_bytes
 from volpipe.volumes.storage.requests import BYTES_AT_ONCE
@@ -141,10 +140,9 @@ def _resampling_bytes(plan: Plan) -> int:
     if grid is None:
         return 0
     sides = [max(b - a for a, b in seen_along(plan, axis)) for axis in range(3)]
-    stored = [
-        min(n, math.ceil(a * step) + 2 * REACH) for a, step, n in zip(sides, grid.steps, grid.stored, strict=True)
-    ]
-    itemsize, layers = plan.source.num_channels * np.dtype(grid.dtype).itemsize, 2 * REACH + 2
+    axes = zip(sides, grid.steps, grid.stored, grid.widths, strict=True)
+    stored = [min(n, math.ceil(a * step) + width) for a, step, n, width in axes]
+    itemsize, layers = plan.source.num_channels * np.dtype(grid.dtype).itemsize, grid.widths[0] + 2
     return math.prod(stored) * itemsize + 8 * layers * max(sides[1], stored[1]) * max(sides[2], stored[2])
 
 

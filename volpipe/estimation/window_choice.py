@@ -254,7 +254,9 @@ def is_allowed(plan: Plan, measured: PrecisionDifference) -> bool:
     if np.issubdtype(plan.dtype, np.floating):
         return measured.relative <= MOST_RELATIVE
     # the levels of the output are those of the output of 8 bits that was measured
-    is_same_range = plan.intensity == plan.net.intensity and (plan.intensity == "unit" or plan.source.dtype == "uint8")
+    is_same_range = plan.intensity == plan.net.intensity and (
+        plan.intensity == "unit" or plan.source.grey_dtype == "uint8"
+    )
     is_grey = plan.dtype == np.uint8 and is_same_range
     return is_grey and measured.levels is not None and measured.levels <= MOST_LEVELS
 

@@ -78,6 +78,8 @@ class Provenance:
     def roi(self) -> Box:
         """The part of the input that the output shows, in voxels of that; all where it does not say."""
         roi, whole = self.said.get("roi"), _under(self.said, "input", "shape") or self.shape
+        if shown := _under(self.said, "grid", "roi"):
+            return Box(*map(tuple, shown))
         return Box(tuple(roi["start"]), tuple(roi["stop"])) if roi else Box.from_shape(tuple(whole))
 
     def open_input(self) -> Volume:
@@ -89,6 +91,7 @@ class Provenance:
         source = self.said["input"]
         view = View(**source.get("view") or {})
         grid = TypeAdapter(Resampling | None).validate_python(source.get("resampling"))
+        grid = None if "grid" in self.said else grid  # the output lies on that of the volume
         return resampled(open_volume(source["path"], source["key"], view=view), grid)
 
     def input_box(self, box: Box) -> Box:

@@ -21,7 +21,7 @@ from volpipe.blockwise.malloc import mapped
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.inference.intensity import Affine, ClippedVoxels, constant, to_dtype, unit_scale
-from volpipe.inference.output_plan import OutputPlan, level_key
+from volpipe.inference.output_plan import NET_GROUP, OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Recipe
@@ -215,15 +215,19 @@ def create_output(plan: OutputPlan, provenance: dict[str, object], of_arrays: Se
         return
     with reading_once():
         for level in range(len(plan.factors)):
-            create_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
+            group, _, key = plan.key(level).rpartition("/")
+            create_array(absolute(plan.out) / group, key, plan.spec(level), plan.array_format)
         create_multiscale(plan.out, plan.multiscale, format=plan.format, attributes=provenance)
+        if plan.finest:
+            own = {name: value for name, value in provenance.items() if name != "grid"}
+            create_multiscale(absolute(plan.out) / NET_GROUP, plan.group_of(0), format=plan.format, attributes=own)
 
 
 def grow_output(plan: OutputPlan) -> None:
     """Give the levels that an output has already the shapes of `plan`, which has grown."""
     for array in plan.arrays:
         for level in range(len(plan.factors)):
-            grow_array(array.out, level_key(level), array.spec(level), array.array_format)
+            grow_array(array.out, array.key(level), array.spec(level), array.array_format)
 
 
 def write_displays(plan: Plan) -> None:
@@ -276,7 +280,8 @@ def check_output(plan: OutputPlan) -> None:
     try:
         for level in range(len(plan.factors)):
             writing.check_spec(plan.spec(level))
-        writing.check_place(plan.multiscale)
+        for level in {0, plan.finest}:
+            writing.check_place(plan.group_of(level))
     except VolumeError as error:
         raise PlanError(str(error)) from error
 
@@ -284,29 +289,33 @@ def check_output(plan: OutputPlan) -> None:
 def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
     """Return `level` of the output as `open_volume` will return it; it need not exist yet.
 
+    Where the output lies on the volume's grid, level 0 is what the net made, on its own.
+
     Raises:
         PlanError: the output has no such level.
     """
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
-    spec, group, spatial = plan.spec(level), plan.multiscale, slice(-3, None)
+    spec, group, spatial = plan.spec(level), plan.group_of(level), slice(-3, None)
+    place = group.levels[level - plan.finest if level >= plan.finest else level]
+    above = f"{plan.folder}/{plan.key(level).rpartition(place.key)[0]}"
     is_ome = format_named(plan.format).is_ome
     shards, codec = plan.folders.as_read(spec)
     is_placed = group.voxel_size_nm is not None  # else the metadata has no unit
     return Volume(
         path=str(absolute(plan.out).parent if plan.folder else absolute(plan.out)),
-        key=f"{plan.folder}/{level_key(level)}".lstrip("/"),
+        key=f"{above}{place.key}".lstrip("/"),
         format=plan.array_format,
         shape=spec.shape,
         dtype=spec.dtype,
         chunks=spec.chunks,
         shards=shards,
         axes=spec.axes,
-        voxel_size_nm=triple(group.scale(group.levels[level])[spatial]) if is_placed else None,
-        origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
+        voxel_size_nm=triple(group.scale(place)[spatial]) if is_placed else None,
+        origin_nm=triple(group.shift(place)[spatial]) if is_placed else (0.0, 0.0, 0.0),
         has_origin=is_placed or is_ome,
         codec=codec,
-        levels=tuple(f"{plan.folder}/{entry.key}".lstrip("/") for entry in group.levels),
+        levels=tuple(f"{above}{entry.key}".lstrip("/") for entry in group.levels),
         channel_names=plan.channel_names if is_ome else (),
         is_planned=True,
     )
@@ -415,7 +424,7 @@ ShardFile = ShardStream | WholeShard
 
 def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardFile:
     """Return the file, or the files, of `shard` of `level`, to which its layers are appended."""
-    writer, box = open_writer(plan.out, level_key(level)), stored_box(plan, plan.shards(level).box(shard))
+    writer, box = open_writer(plan.out, plan.key(level)), stored_box(plan, plan.shards(level).box(shard))
     return ShardStream(writer, box, mapped) if plan.is_layered else WholeShard(writer, box)
 
 
@@ -455,7 +464,7 @@ def writing_shard(
 
 def write_voxels(plan: OutputPlan, level: int, box: Box, data: np.ndarray) -> str:
     """Write `data` (c, z, y, x) to `box` of `level`, whole shards with one writer each; return the checksums."""
-    writer = open_writer(plan.out, level_key(level))
+    writer = open_writer(plan.out, plan.key(level))
     return writer.write_summed(stored_box(plan, box), data if plan.num_channels > 1 else data[0])
 
 
@@ -466,7 +475,7 @@ def stored_box(plan: OutputPlan, box: Box) -> Box:
 
 def read_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:
     """Return `box` of `level` as (c, z, y, x)."""
-    data = open_writer(plan.out, level_key(level)).read(stored_box(plan, box))
+    data = open_writer(plan.out, plan.key(level)).read(stored_box(plan, box))
     return data if plan.num_channels > 1 else data[np.newaxis]
 
 

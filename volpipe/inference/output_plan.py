@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field
 
 from volpipe.errors import PlanError
 from volpipe.geometry.block_shape import SLAB_VOXELS
-from volpipe.geometry.grid import Grid, Triple, triple
+from volpipe.geometry.grid import Box, Grid, Triple, triple
 from volpipe.geometry.levels import FINEST, level_factors, level_shape
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
@@ -29,11 +29,15 @@ from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.formats.format import ArrayFolders
 from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Resampling
+from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
 COMPARED = {"source", "net", "code_sha256", "out"}  # fields that explain why sizes differ
 IDENTITY = "net.identity"  # of a net, which says itself what differs
 REASONS = {"net.weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
+
+
+NET_GROUP = "net"  # in an output on the volume's grid: the group of its voxels on the net's
 
 
 def level_key(level: int) -> str:
@@ -66,11 +70,19 @@ class SourceVolume(BaseModel):
     slices: str = ""
     resampling: Resampling | None = None
 
+    @property
+    def grey_dtype(self) -> np.dtype:
+        """The type in which voxels are stored, by which grey levels are mapped; voxels of another grid are float32."""
+        return np.dtype(self.dtype if self.resampling is None else self.resampling.dtype)
+
     @model_serializer(mode="wrap")
     def _as_stored(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Return the fields by their names; the resampling only where there is one."""
-        tree: dict[str, object] = dump(self)
-        return tree if self.resampling is not None else {k: value for k, value in tree.items() if k != "resampling"}
+        tree: dict[str, Any] = dump(self)  # Any: JSON
+        grid = tree.pop("resampling", None)
+        if grid is None:
+            return tree
+        return tree | {"resampling": {key: value for key, value in grid.items() if key != "sigmas" or any(value)}}
 
     @field_serializer("view")
     def _view_as_stored(self, view: View) -> dict[str, object]:
@@ -204,6 +216,35 @@ class OutputPlan(BaseModel, ABC):
     def multiscale(self) -> Multiscale:
         """The places of the output's levels."""
 
+    def group_of(self, level: int) -> Multiscale:
+        """Return the places of the levels in the group of `level`."""
+        return self.multiscale
+
+    @property
+    def back(self) -> Resampling | None:
+        """The grid of level 1, of which level 0 is the net's, where an output lies on the volume's; None of others."""
+        return None
+
+    @property
+    def finest(self) -> int:
+        """The number of the finest of the levels that readers of the output see."""
+        return 0 if self.back is None else 1
+
+    @property
+    def shown_region(self) -> Box:
+        """The finest of these levels, in voxels of the grid `back` where it lies on that."""
+        return Box.from_shape(self.out_shape)
+
+    @property
+    def shown_shape(self) -> Triple:
+        """Shape of the finest of these levels."""
+        return triple(self.shown_region.shape)
+
+    @property
+    def input_voxel(self) -> Lengths | None:
+        """Length of a voxel of the volume, on the grid on which these levels lie; None where it is unknown."""
+        return self.source.voxel_size_nm
+
     @property
     def arrays(self) -> tuple[Self, ...]:
         """The plans of the arrays that the output has, each with its levels; this one, where it has one."""
@@ -231,8 +272,18 @@ class OutputPlan(BaseModel, ABC):
     @property
     def level_keys(self) -> tuple[str, ...]:
         """The keys of all levels of all arrays in the output."""
-        keys = (f"{each.folder}/{level_key(level)}" for each in self.arrays for level in range(len(self.factors)))
+        keys = (f"{each.folder}/{each.key(level)}" for each in self.arrays for level in range(len(self.factors)))
         return tuple(key.lstrip("/") for key in keys)
+
+    def key(self, level: int) -> str:
+        """Return the key of `level` in the output, or in the folder of its array where that has several."""
+        return level_key(level - self.finest) if level >= self.finest else f"{NET_GROUP}/{level_key(level)}"
+
+    @property
+    def group_folders(self) -> tuple[str, ...]:
+        """The folders of the output's groups: "" for its own, and those of its arrays and of voxels on a net's grid."""
+        nets = (f"{each.folder}/{NET_GROUP}".lstrip("/") for each in self.arrays if each.finest)
+        return (*(group.folder if number else "" for number, group in enumerate(self.groups)), *nets)
 
     @property
     def folder(self) -> str:
@@ -291,12 +342,26 @@ class OutputPlan(BaseModel, ABC):
 
     def with_levels(self, begun: tuple[Triple, ...] = FINEST) -> Self:
         """Return the plan with all levels that its recipe asks for, those of the factors `begun` first."""
-        voxel = tuple(v / s for v, s in zip(self.source.voxel_size_nm or (1.0, 1.0, 1.0), self.scale, strict=True))
-        return self.changed(factors=level_factors(self.recipe.output.levels, self.out_shape, voxel, begun))
+        voxel = tuple(v / s for v, s in zip(self.input_voxel or (1.0, 1.0, 1.0), self.scale, strict=True))
+        own = level_factors(self.recipe.output.levels, self.shown_shape, voxel, begun[self.finest :] or FINEST)
+        return self.changed(factors=FINEST[: self.finest] + own)
 
     def level_shape(self, level: int) -> Triple:
         """Return the shape of `level`; level 0 is the output itself."""
-        return level_shape(self.out_shape, self.factors[level])
+        return level_shape(self.out_shape if level < self.finest else self.shown_shape, self.factors[level])
+
+    def finer_box(self, level: int, box: Box) -> Box:
+        """Return the voxels of the level before `level` from which `box` of that is made."""
+        return box.scaled(self.step(level)) & Box.from_shape(self.level_shape(level - 1))
+
+    def coarser_box(self, level: int, box: Box) -> Box:
+        """Return voxels of `level` around those that are made of the corner of `box`, a shard of the level before."""
+        corner = tuple(a // s for a, s in zip(box.start, self.step(level), strict=True))
+        return Box(corner, tuple(c + 1 for c in corner))
+
+    def shown_box(self, box: Box) -> Box:
+        """Return the voxels of the finest level that readers see in which those of `box` of level 0 count."""
+        return box
 
     def step(self, level: int) -> Triple:
         """Return by how much `level` is coarser than the level before it, per axis."""
@@ -313,7 +378,7 @@ class OutputPlan(BaseModel, ABC):
             return 2 + sum(array.num_folders for array in self.arrays)
         specs = [self.spec(level) for level in range(len(self.factors))]
         files = (Grid(spec.shape, spec.shards or spec.chunks).counts for spec in specs)
-        return 2 + sum(self.folders.scheme.count_folders(counts) for counts in files)
+        return 2 + self.finest + sum(self.folders.scheme.count_folders(counts) for counts in files)
 
     @cached_property
     def _shards(self) -> list[Grid]:

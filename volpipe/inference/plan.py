@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from volpipe.errors import PlanError
 from volpipe.geometry.affinities import name_of
@@ -33,6 +33,7 @@ from volpipe.inference.output_plan import IDENTITY, OutputPlan, SourceVolume, ca
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
 from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, trims
+from volpipe.inference.volume_grid import VolumeGrid, output_grid, output_place
 from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_net_defaults
 from volpipe.nets.files import code_hash
 from volpipe.nets.net_geometry import NetArray
@@ -40,6 +41,8 @@ from volpipe.nets.tta import check_turns, with_forms
 from volpipe.recipes.inference import Auto, Precision, Recipe
 from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.formats.known import format_named
+from volpipe.volumes.resampling import Resampling
+from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.storage.paths import Location, locate
 from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
@@ -110,7 +113,14 @@ class Plan(OutputPlan):
     corner: Triple = (0, 0, 0)
     mask: Mask | None = None
     code_sha256: str = ""
+    grid: VolumeGrid | None = None
     notes: PlanNotes = Field(NO_NOTES, exclude=True, repr=False)
+
+    @model_serializer(mode="wrap")
+    def _as_stored(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Return the fields by their names; the volume's grid only where the output lies on that, and the net's not."""
+        tree: dict[str, object] = dump(self)
+        return tree if self.grid is not None else {key: value for key, value in tree.items() if key != "grid"}
 
     def as_begun(self, old: Self) -> Self:
         """Return the plan with the sizes, and the net's identity, of the plan `old` by which its output was begun."""
@@ -215,6 +225,35 @@ class Plan(OutputPlan):
         mask = [] if self.mask is None or not self.mask.note else [f"mask {self.mask.path}: {self.mask.note}"]
         return [*cautions(self.recipe, self.net), *mask, *self.notes.fit]
 
+    @cached_property
+    def back(self) -> Resampling | None:
+        if self.grid is None:
+            return None
+        return self.grid.resampling(self.net, self.source.shape, self.out_dtype, nearest=self.is_labels)
+
+    @cached_property
+    def shown_region(self) -> Box:
+        return Box.from_shape(self.out_shape) if self.grid is None else self.grid.region(self.net)
+
+    @property
+    def input_voxel(self) -> Lengths | None:
+        return self.source.voxel_size_nm if self.grid is None else self.grid.voxel_size_nm
+
+    def finer_box(self, level: int, box: Box) -> Box:
+        if self.back is None or level != 1:
+            return super().finer_box(level, box)
+        seen = self.back.seen(box.shift(self.shown_region.start))
+        return seen.relative_to(self.region.scaled(self.scale).start)
+
+    def coarser_box(self, level: int, box: Box) -> Box:
+        return self.shown_box(box) if self.finest and level == 1 else super().coarser_box(level, box)
+
+    def shown_box(self, box: Box) -> Box:
+        if self.back is None:
+            return box
+        around = self.back.sees(box.shift(self.region.scaled(self.scale).start)).relative_to(self.shown_region.start)
+        return around & Box.from_shape(self.shown_shape)
+
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(self.out_dtype)
@@ -265,7 +304,7 @@ class Plan(OutputPlan):
         )
         return self.changed(
             recipe=recipe, net=net, out=str(locate(self.out) / array.name), shard=shard, chunk=chunk,
-            intensity=intensity, out_dtype=_out_dtype(recipe, np.dtype(self.source.dtype), intensity, net),
+            intensity=intensity, out_dtype=_out_dtype(recipe, self.source.grey_dtype, intensity, net),
         )  # fmt: skip
 
     def with_widest_type(self) -> Self:
@@ -303,6 +342,9 @@ class Plan(OutputPlan):
                             f"axis {axis}: output {array.output} of net {self.net.label} is {coarser} times coarser "
                             f"than the finest, and {what} is {n}; use {align_up(n, coarser)}"
                         )
+        if self.grid is not None:
+            for plan in self.arrays:
+                self.grid.check(plan.net, self.source.shape)
         for array, plan in zip(self.net.arrays, self.arrays, strict=False):
             _check_corner(self.roi_box, plan.net)
             if plan._shared_layout != self._shared_layout:
@@ -335,22 +377,18 @@ class Plan(OutputPlan):
 
     @property
     def multiscale(self) -> Multiscale:
-        """The places of the output's levels.
+        """The places of the output's levels."""
+        return self.group_of(self.finest)
 
-        An output scaled by s has voxels v/s, and its first voxel's centre lies (1/s - 1)/2 input voxels from that of
-        the first voxel of the region of interest; s is below 1 where it is coarser.
-        """
-        source = self.source
-        scale = triple(s / u for s, u in zip(self.net.scale, self.net.shrink, strict=True))
-        voxel = source.voxel_size_nm or scale  # where the size is unknown, output voxels are the unit
-        corner = (r * u for r, u in zip(self.region.start, self.net.shrink, strict=True))
-        places = zip(source.origin_nm, corner, scale, voxel, strict=True)
-        fine = triple(v / s for v, s in zip(voxel, scale, strict=True))
+    def group_of(self, level: int) -> Multiscale:
+        size, origin = self.source.voxel_size_nm, self.source.origin_nm
+        corner = triple(r * u for r, u in zip(self.region.start, self.net.shrink, strict=True))
+        if self.grid is not None and level >= self.finest:
+            size, origin, corner = self.grid.voxel_size_nm, self.grid.origin_nm, self.grid.roi[0]
         return Multiscale(
-            levels_of(self.factors),
+            levels_of(self.factors[self.finest :] if level >= self.finest else self.factors[: self.finest]),
             ("c", "z", "y", "x") if self.num_channels > 1 else ("z", "y", "x"),
-            fine if source.voxel_size_nm is not None else None,
-            triple(o + (r + (1 / s - 1) / 2) * v for o, r, s, v in places),
+            *output_place(self.net, size, origin, corner),
             absolute(self.out).stem,
             is_labels=self.is_labels,
         )
@@ -565,11 +603,13 @@ def make_plan(
     mask: Volume | None = None,
     sizes: NetSizes = OWN_SIZES,
     num_workers: int | None = None,
+    stored: Volume | None = None,
 ) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
 
     Relative names in the recipe count from `search_path`; `mask` is the volume of its mask; `sizes` are taken where the
-    recipe leaves them open. Large volumes have blocks enough for `num_workers`.
+    recipe leaves them open. Large volumes have blocks enough for `num_workers`. `stored` is the volume as it is stored,
+    where the net reads it on another grid.
 
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
@@ -582,8 +622,10 @@ def make_plan(
     check_turns(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     _check_channels(recipe, volume, net, intensity)
-    out_dtype = _out_dtype(recipe, volume.dtype, intensity, net)
-    roi = find_roi(recipe.input.roi, volume)
+    out_dtype = _out_dtype(recipe, volume.stored_dtype, intensity, net)
+    grid = None if stored is None else output_grid(recipe, stored, volume, net)
+    nets = [net.of_array(array) for array in net.arrays] if len(net.arrays) > 1 else [net]
+    roi = find_roi(recipe.input.roi, volume) if grid is None else grid.seen(nets, volume.spatial_shape)
     # Such blocks are shards, too.
     in_slabs = (
         recipe.tensors.mode != "stored"
@@ -604,6 +646,11 @@ def make_plan(
     if len(volume.levels) > 1:
         number, name = volume.levels.index(volume.key), volume.key.rpartition("/")[2]
         level = (f"level {number}, {name}, of {len(volume.levels)}",)
+    lies = (
+        ()
+        if volume.resampling is None
+        else (f"the output lies on {'these' if grid is None else 'those of the volume'}",)
+    )
     return (
         Plan(
             recipe=recipe,
@@ -627,7 +674,8 @@ def make_plan(
             corner=triple(roi.start) if moves else (0, 0, 0),
             mask=None if mask is None else lay_mask(mask, volume),
             code_sha256=code_hash(recipe.net.name, search_path),
-            notes=PlanNotes(volume=(*level, *volume.notes)),
+            grid=grid,
+            notes=PlanNotes(volume=(*level, *volume.notes, *lies)),
         )
         .with_levels()
         .checked()

@@ -116,9 +116,10 @@ class Selection:
         plan, grid = self.plan, self.plan.shards(level)
         ranges = []
         for axis, (count, size) in enumerate(zip(grid.counts, grid.cell, strict=True)):
-            factor, end = plan.factors[level][axis], plan.out_shape[axis]
+            factor, end = plan.factors[level][axis], (plan.shown_shape if level else plan.out_shape)[axis]
             along = ((i * size * factor, min((i + 1) * size * factor, end)) for i in range(count))
-            ranges.append([self._cells_of(axis, self._lattice_range(axis, r)) for r in along])
+            made = (self._made_range(axis, r) if level else r for r in along)
+            ranges.append([self._cells_of(axis, self._lattice_range(axis, r)) for r in made])
         return self._flags(ranges).ravel()
 
     @cached_property
@@ -249,6 +250,14 @@ class Selection:
     def _window_number(self, block: int, place: Sequence[int]) -> int:
         lattice = self.plan.lattice
         return block * lattice.windows_per_block + ravel(tuple(place), lattice.places)
+
+    def _made_range(self, axis: int, side: Range) -> Range:
+        """Return the voxels of level 0 from which voxels `side` of the finest level that readers see are made."""
+        if not self.plan.finest:
+            return side
+        shape = self.plan.shown_shape
+        box = self.plan.finer_box(1, Box.from_shape(shape).along(axis, *side))
+        return box.start[axis], box.stop[axis]
 
     def _lattice_range(self, axis: int, side: Range) -> Range:
         """Return the voxels of the lattice that make output voxels `side`."""

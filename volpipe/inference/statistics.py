@@ -66,8 +66,8 @@ def is_counted(dtype: np.dtype) -> bool:
 def check_grey(choice: Normalise, volume: Volume) -> None:
     """Refuse whole numbers of 32 or 64 bits, unless `choice` says that they are grey levels: they may be labels."""
     is_open = choice.method == "auto" and choice.low is None and choice.mean is None
-    if is_open and _may_be_labels(volume.dtype):
-        raise PlanError(f"{volume} has {volume.dtype} voxels, {LABELS}")
+    if is_open and _may_be_labels(volume.stored_dtype):
+        raise PlanError(f"{volume} has {volume.stored_dtype} voxels, {LABELS}")
 
 
 def _may_be_labels(dtype: np.dtype) -> bool:

@@ -27,7 +27,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.net_geometry import Interpolation, LabelRegion
+from volpipe.nets.net_geometry import BY_SPLINES, Interpolation, LabelRegion
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import Normalise, Output, Windows
 
@@ -118,7 +118,10 @@ def declared(net: nn.Module, name: str = "") -> Declaration:
         )
     tree = {str(key): entry for key, entry in value.items()}
     try:
-        return Declaration.model_validate(tree)
+        declaration = Declaration.model_validate(tree)
+        if declaration.spacing is None or declaration.interpolation is not None:
+            return declaration
+        return declaration.model_copy(update={"interpolation": BY_SPLINES})
     except ValidationError as error:
         raise VolpipeError(f"{complain(error, Declaration, tree, where)}; correct it there") from error
 

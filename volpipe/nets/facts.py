@@ -35,12 +35,12 @@ from volpipe.errors import PlanError, VolpipeError
 from volpipe.geometry.grid import triple
 from volpipe.nets.files import FUNCTION, is_program, place_of
 from volpipe.nets.identity import NetIdentity
-from volpipe.nets.net_geometry import Interpolation, LabelRegion, NetArray
+from volpipe.nets.net_geometry import BY_SPLINES, Interpolation, LabelRegion, NetArray
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Resampling
-from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.storage.metadata import Lengths, shown
 from volpipe.volumes.values import zero_faces
 from volpipe.volumes.volume import Volume
 
@@ -49,7 +49,9 @@ Sides = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
 FILE = "facts.json"
 SAME_SIZE = 0.01  # of a voxel's length, by which sizes may differ that were rounded
 SHIPPED_WEIGHTS = "volpipe:"
-OF_THE_RUN = {"accept_tile_variance", "offsets", "trained_range", "trust_model", "untrained"}  # not of the net itself
+OF_THE_RUN = {  # not of the net itself
+    "accept_tile_variance", "offsets", "spacing", "trained_range", "trust_model", "untrained",
+}  # fmt: skip
 S = TypeVar("S", Windows, Output)
 UNITS = (1e-1, 1.0, 1e3, 1e6)  # nm in the units that makers count in: Å, nm, µm, mm
 RESAMPLED_UNITS = UNITS[1:]  # far enough apart that the sizes of a volume tell which is meant
@@ -82,7 +84,8 @@ class NetFacts(BaseModel):
         context: neighbouring slices on each side that such a net gets as channels.
         windows, output: keys of a recipe that the net's maker gives, taken where the recipe leaves them open.
         padding: of each channel, normalised: what windows hold outside a volume that is smaller; nothing for zeros.
-        spacing: lengths of a voxel (z, y, x) that it was trained on, in some unit; 0 along an axis where any will do.
+        spacing: lengths of a voxel (z, y, x) that it was trained on, in the unit that `interpolation` says, else in
+            some unit; 0 along an axis where any will do.
         interpolation: how volumes of other voxels are resampled to these; None where they are refused.
         dtype: of what a function on arrays gives, which gets voxels as they are stored; "" of a net.
         identity: by which a user's net differs from others, beside its weights and its source.
@@ -409,6 +412,22 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         )
 
 
+def with_spacing(choice: NetChoice, net: NetFacts) -> NetFacts:
+    """Return `net` with the voxel size of its training that a recipe gives, if it does.
+
+    Raises:
+        PlanError: the net's maker says it, and how other volumes are resampled.
+    """
+    if choice.spacing is None:
+        return net
+    if net.interpolation is not None and not net.interpolation.in_nm:
+        raise PlanError(
+            f"net {net.label} says itself which voxels it was trained on, {_trained_size(net)}, and how others are "
+            "resampled; leave out net.spacing"
+        )
+    return net.model_copy(update={"spacing": choice.spacing, "interpolation": BY_SPLINES})
+
+
 def on_trained_grid(volume: Volume, net: NetFacts) -> Volume:
     """Return `volume` on the grid of voxels that the net was trained on, where its maker resamples others."""
     size, how = volume.voxel_size_nm, net.interpolation
@@ -417,14 +436,39 @@ def on_trained_grid(volume: Volume, net: NetFacts) -> Volume:
     assert net.spacing is not None
     given = [(v, s) for v, s in zip(size, net.spacing, strict=True) if s]
     mean = math.prod(v / s for v, s in given) ** (1 / len(given))
-    unit = min(RESAMPLED_UNITS, key=lambda unit: abs(math.log(mean / unit)))
-    if not 1 / FARTHEST <= mean / unit <= FARTHEST:
+    unit = 1.0 if how.in_nm else min(RESAMPLED_UNITS, key=lambda unit: abs(math.log(mean / unit)))
+    if not how.in_nm and not 1 / FARTHEST <= mean / unit <= FARTHEST:
         return volume
     old = triple(v / unit for v in size)
     new = triple(s or v for v, s in zip(old, net.spacing, strict=True))
     shape = triple(max(1, round(a / b * n)) for a, b, n in zip(old, new, volume.spatial_shape, strict=True))
     grid = Resampling(shape, volume.spatial_shape, volume.dtype.name, how.orders(old, new), how.limits)
-    return resampled(volume, grid)
+    return resampled(volume, grid.smoothed() if how.smooths else grid)
+
+
+def spacing_notes(volume: Volume, net: NetFacts) -> list[str]:
+    """Return what a user should know of the level from which voxels are interpolated for a net, in sentences."""
+    grid, size, how = volume.resampling, volume.voxel_size_nm, net.interpolation
+    if grid is None or size is None or how is None or not how.in_nm:
+        return []
+    stored, notes = triple(v / step for v, step in zip(size, grid.steps, strict=True)), []
+    if any(step < 1 / FARTHEST for step in grid.steps):
+        notes.append(
+            f"voxels of {volume} are {shown(stored)} nm, and net {net.label} was trained on those of {shown(size)} nm: "
+            "interpolation adds no such detail; is net.spacing in nm, and the voxel size right?"
+        )
+    if len(volume.levels) > 1 and volume.view.voxel_size_nm is None and volume.view.origin_nm is None:
+        sizes = [volume.level(number).voxel_size_nm or stored for number in range(len(volume.levels))]
+        longest = [s * (1 + SAME_SIZE) if s else math.inf for s in net.spacing or size]
+        fine = [n for n, each in enumerate(sizes) if all(v <= most for v, most in zip(each, longest, strict=True))]
+        best, own = max(fine, default=0), volume.levels.index(volume.key)
+        if best != own:
+            fewer = "is read faster" if best > own else f"has detail that level {own} lacks"
+            notes.append(
+                f"level {best} of {volume} has voxels of {shown(sizes[best])} nm, nearer to those of the training of "
+                f"net {net.label}: input.level={best} {fewer}"
+            )
+    return notes
 
 
 def border_notes(volume: Volume, net: NetFacts) -> list[str]:
@@ -447,15 +491,15 @@ def _is_any(net: NetFacts) -> bool:
 def _has_spacing(size: Lengths, net: NetFacts) -> bool:
     """Return whether voxels of `size` are those of the net's training, in some unit."""
     ratios = [v / s for v, s in zip(size, net.spacing or size, strict=True) if s]
-    return any(all(abs(ratio / unit - 1) <= SAME_SIZE for ratio in ratios) for unit in UNITS)
+    units = (1.0,) if net.interpolation is not None and net.interpolation.in_nm else UNITS
+    return any(all(abs(ratio / unit - 1) <= SAME_SIZE for ratio in ratios) for unit in units)
 
 
 def _check_spacing(volume: Volume, net: NetFacts) -> None:
     """Refuse a volume of other voxels than the net was trained on, if it is not resampled as its maker's tools do."""
     if _is_any(net) or volume.resampling is not None:
         return
-    size, spacing = volume.voxel_size_nm, net.spacing or (0.0, 0.0, 0.0)
-    trained = " × ".join(f"{n:g}" if n else "any" for n in spacing)
+    size, spacing, trained = volume.voxel_size_nm, net.spacing or (0.0, 0.0, 0.0), _trained_size(net)
     if size is None:
         raise PlanError(
             f"net {net.label} was trained on voxels of {trained} (z, y, x), and the voxel size of {volume} is unknown; "
@@ -463,11 +507,18 @@ def _check_spacing(volume: Volume, net: NetFacts) -> None:
         )
     if not _has_spacing(size, net) and on_trained_grid(volume, net) is volume:
         far = "" if net.interpolation is None else f" where voxels are more than {FARTHEST:g} times as long or short"
+        ways = "resample it before" if far else "set net.spacing to the size in nm, to have voxels interpolated"
         raise PlanError(
             f"net {net.label} was trained on voxels of {trained} (z, y, x), those of {volume} are "
             f"{' × '.join(f'{n:g}' for n in size)} nm: its maker's tools would resample the volume, which is not done "
-            f"here{far}; choose another input.level, or resample it before"
+            f"here{far}; choose another input.level, or {ways}"
         )
+
+
+def _trained_size(net: NetFacts) -> str:
+    """Return the size of the voxels of the net's training, for people."""
+    unit = " nm" if net.interpolation is not None and net.interpolation.in_nm else ""
+    return " × ".join(f"{n:g}" if n else "any" for n in net.spacing or ()) + unit
 
 
 def _channel_count(count: int) -> str:

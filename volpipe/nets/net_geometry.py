@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
@@ -39,6 +39,8 @@ class Interpolation(BaseModel):
         order_z: along the axis of the longest voxels, where that is interpolated apart.
         apart: whether it is; None: where its voxels are more than ANISOTROPIC times as long as the shortest.
         limits: to which voxels are clipped before, of each channel; none where they are not.
+        smooths: whether a Gaussian goes before where voxels become longer (`Resampling.smoothed`).
+        in_nm: whether lengths of the training's voxels are in nm; else in a unit that the volume's tell.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -47,6 +49,14 @@ class Interpolation(BaseModel):
     order_z: Order = 0
     apart: bool | None = None
     limits: tuple[tuple[float, float] | None, ...] = ()
+    smooths: bool = False
+    in_nm: bool = False
+
+    @model_serializer(mode="wrap")
+    def _as_made(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Return the fields by their names; the last two only where they are set, which no maker's are."""
+        tree: dict[str, object] = dump(self)
+        return {key: value for key, value in tree.items() if key not in ("smooths", "in_nm") or value}
 
     def orders(self, old: Lengths, new: Lengths) -> tuple[Order, Order, Order]:
         """Return the order along each axis (z, y, x), from voxels of lengths `old` to `new`."""
@@ -54,6 +64,10 @@ class Interpolation(BaseModel):
         is_apart = self.apart if self.apart is not None else max(longest) > ANISOTROPIC * min(longest)
         axes = [axis for axis, length in enumerate(longest) if length == max(longest)]
         return triple(self.order_z if is_apart and axes == [axis] else self.order for axis in range(3))
+
+
+# Of nets whose makers say the size of voxels alone: as scikit-image's `resize` with its defaults, and a cubic spline.
+BY_SPLINES = Interpolation(order_z=3, apart=False, smooths=True, in_nm=True)
 
 
 class LabelRegion(NamedTuple):

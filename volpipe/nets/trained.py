@@ -84,8 +84,9 @@ def voxel_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
         ]
     level = "choose a level of about that size by input.level, " if len(volume.levels) > 1 else ""
     return [
-        f"{said}: its output may be of no use there; {level}resample the volume, train a net on volumes like it, or "
-        "correct the voxel size if it is wrong, such as by input.voxel_size_nm"
+        f"{said}: its output may be of no use there; {level}set net.spacing={','.join(f'{n:g}' for n in known[0])} to "
+        "have voxels interpolated, train a net on volumes like it, or correct the voxel size if it is wrong, such as "
+        "by input.voxel_size_nm"
     ]
 
 

@@ -196,9 +196,10 @@ def _report_image(report: Report | SegmentationResult) -> Image:
     image, place = _volume_image(volume), (volume.voxel_size_nm, volume.origin_nm, plan.source.shape)
     if isinstance(report, SegmentationResult):
         return _placed(image, *place)
-    net = report.plan.net
-    image = replace(image, is_part=not report.plan.is_whole)
-    return _placed(image, *place, report.plan.roi_box.start, divided(net.shrink, net.scale))
+    net, plan = report.plan.net, report.plan
+    image = replace(image, is_part=not plan.is_whole)
+    start = plan.roi_box.start if plan.grid is None else plan.grid.roi[0]
+    return _placed(image, *place, start, divided(net.shrink, net.scale))
 
 
 def _try_out_image(result: TryOut) -> Image:

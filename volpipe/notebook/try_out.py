@@ -227,7 +227,7 @@ def whole_voxels(plan: Plan, box: Box) -> Box:
 
 def part_of(plan: Plan, box: Box) -> Plan:
     """Return `plan` with `box` of the volume as its region of interest."""
-    return plan.changed(roi=(triple(box.start), triple(box.stop)), factors=((1, 1, 1),))
+    return plan.changed(roi=(triple(box.start), triple(box.stop)), factors=((1, 1, 1),), grid=None)
 
 
 def computed(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box: Box) -> np.ndarray:
@@ -244,7 +244,7 @@ def computed(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box:
 
 def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
     """Return the map of grey levels, and a note if it is not that of a run: of large volumes a sample is measured."""
-    choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
+    choice, dtype = plan.recipe.normalise, plan.source.grey_dtype
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None), []
     num_bytes = math.prod(plan.source.shape) * plan.source.num_channels * dtype.itemsize

@@ -184,6 +184,10 @@ class NetChoice(Section):
     trained_range: tuple[float, float] | None = None
     """The grey levels that -1 and 1 stood for in training. They are printed beside those of the volume, with a warning
     where they differ; see `normalise.method`, auto."""
+    spacing: Annotated[Lengths | None, BeforeValidator(_to_size)] = None
+    """Voxel size z, y, x in nm, or with a unit, that the net has learned. A volume of other voxels is interpolated to
+    about that size as it is read: by a cubic spline, and smoothed before where voxels become longer. Without it, as
+    the net declares; see `output.grid`."""
     offsets: tuple[Offset, ...] | None = None
     """For affinities: the voxel (z, y, x) that each channel leads to. Channels are named by them, and `volpipe segment`
     compares them with its own."""
@@ -337,6 +341,11 @@ class Output(Section):
     kind: Literal["image", "labels", "classes"] = "image"
     """How coarser levels are made, the mean of images or the mode of labels, and what viewers read about it. classes:
     the output is the number of the channel that is largest, 0 for the first; coarser levels as for labels."""
+    grid: Literal["auto", "net", "input"] = "auto"
+    """Where voxels are interpolated for the net (`net.spacing`): on which grid the output lies. "net": the net's.
+    "input": the volume's, times the scale of a net that makes more voxels; labels and classes have the nearest voxel of
+    the net's grid, others are interpolated linearly, and what the net gave stays beside them in the group `net`. auto:
+    input for labels and classes, which lie on top of the image then; net for others, and for nnU-Net's folders."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     """What is done to the net's numbers once its windows are joined; softmax goes over the channels."""
     chunk: Triple | Auto = "auto"

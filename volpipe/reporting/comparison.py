@@ -72,7 +72,7 @@ class ShownOutput:
     @property
     def voxel(self) -> Lengths:
         """Lengths of a voxel of the output, in nm where they are known."""
-        size = self.plan.multiscale.voxel_size_nm
+        size = self.plan.group_of(0).voxel_size_nm
         return size if size is not None else triple(u / s for s, u in zip(self.scale, self.shrink, strict=True))
 
     @property

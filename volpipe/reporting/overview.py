@@ -126,6 +126,9 @@ def _levels(shown_output: ShownOutput, name: str, most_bytes: int) -> Iterator[W
     if name == "output":
         plan, at, size = shown_output.plan, outer(shown_output, shown_output.region)[1], shown_output.voxel
         factors: list[tuple[float, ...]] = [*plan.factors]
+        if plan.finest:  # others lie on another grid than level 0
+            shapes = [plan.level_shape(level) for level in range(len(factors))]
+            factors = [tuple(n / m for n, m in zip(shapes[0], shape, strict=True)) for shape in shapes]
         sights = [shown_output.output(level, most_bytes) for level in range(len(factors))]
         regions = [Box.from_shape(plan.level_shape(level)) for level in range(len(factors))]
     else:

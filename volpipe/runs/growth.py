@@ -116,7 +116,7 @@ def follow(work: Work, old: Work) -> Updated:
     """Note in the journal that the volume has grown since the plan of `old`, from when on that of `work` counts."""
     selection, normalise = Selection(work.plan), known_normalisation(old)
     again = _made_again(work.plan, old)
-    is_measured = needs_measuring(work.plan.recipe.normalise, np.dtype(work.plan.source.dtype))
+    is_measured = needs_measuring(work.plan.recipe.normalise, work.plan.source.grey_dtype)
     taken = again.taken(work.plan) | {"factor": to_ranges(range(len(work.plan.blocks)))}
     if is_measured and normalise is None:
         taken |= dict.fromkeys(("measure", "histogram"), taken["factor"])

@@ -29,7 +29,7 @@ P = TypeVar("P", bound=OutputPlan)
 def shard_of(array: OutputPlan, level: int, number: int, sums: str) -> Shard:
     """Return a shard of an array, with the checksums that were noted of its files."""
     box = array.shards(level).box(number)
-    return Shard(array.folder, level, box, stored_box(array, box), sums)
+    return Shard(f"{array.folder}/{array.key(level)}".lstrip("/"), box, stored_box(array, box), sums)
 
 
 @dataclass

@@ -224,8 +224,8 @@ def output_line(plan: OutputPlan) -> str:
         return "; ".join(map(output_line, plan.arrays))
     channels = f"{count(plan.num_channels, 'channel')} of " if plan.num_channels > 1 else ""
     return (
-        f"{plan.out}: {channels}{shape(plan.out_shape)} voxels (z, y, x), {plan.dtype}, "
-        f"{in_nm(plan.multiscale.voxel_size_nm)}, {plan.format}, {count(len(plan.factors), 'level')}"
+        f"{plan.out}: {channels}{shape(plan.shown_shape)} voxels (z, y, x), {plan.dtype}, "
+        f"{in_nm(plan.multiscale.voxel_size_nm)}, {plan.format}, {count(len(plan.multiscale.levels), 'level')}"
     )
 
 

@@ -76,7 +76,7 @@ def _kept_normalisation(work: Work) -> Affine | None:
 
 def known_normalisation(work: Work) -> Affine | None:
     """Return the normalisation of a run that was begun; None where its volume was not measured to the end."""
-    choice, dtype = work.plan.recipe.normalise, np.dtype(work.plan.source.dtype)
+    choice, dtype = work.plan.recipe.normalise, work.plan.source.grey_dtype
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)
     if kept := _kept_normalisation(work):
@@ -172,7 +172,7 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     infinite where nothing is selected.
     """
     plan = work.plan
-    choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
+    choice, dtype = plan.recipe.normalise, plan.source.grey_dtype
 
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
         stage = fed(Stage(name, len(plan.blocks), doing=MEASURING), work.feed, plan.lattice.core_box)

@@ -63,6 +63,7 @@ def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[st
         "net": plan.net.model_dump(mode="json") | {"code_sha256": plan.code_sha256},
         "input": source | {"fingerprint": fingerprint},
         "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
+        **({} if plan.grid is None else {"grid": plan.grid.model_dump(mode="json")}),
         "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
         "wanted": cells,
         "windows": {
@@ -101,8 +102,8 @@ def begin(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> None:
     Its metadata need not exist yet.
     """
     keeps_parts = not updates_in(folder.journal, kinds)
-    for group in plan.groups:
-        mark_incomplete(paths.locate(group.out), plan.array_format, COMMAND.completing, keeps_parts=keeps_parts)
+    for group in plan.group_folders:
+        mark_incomplete(paths.locate(plan.out) / group, plan.array_format, COMMAND.completing, keeps_parts=keeps_parts)
 
 
 def seal(
@@ -124,20 +125,21 @@ def seal(
     with paths.reading_once():
         files = {FILES: note(stored_flags(plan, read_records(folder.journal, kinds)), COMMAND.completing)}
         _write_run(plan, plain(_history(folder, plan, kinds) | files | dict(findings)))
-    for group in reversed(plan.groups):
-        if is_complete:
-            mark_complete(paths.locate(group.out), format)
-        elif only is not None:
-            mark_written(paths.locate(group.out), format, _written_boxes(group, plan, only))
-    folders = ["", RUN_KEY, *(array.folder for array in plan.groups[1:]), *plan.level_keys]
+    if is_complete:
+        for group in reversed(plan.group_folders):
+            mark_complete(out / group, format)
+    elif only is not None:
+        for array in reversed(plan.groups):
+            mark_written(paths.locate(array.out), format, _written_boxes(array, plan, only))
+    folders = ["", RUN_KEY, *plan.group_folders[1:], *plan.level_keys]
     with Journal(folder.sessions, NOTES) as sessions:
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
 
 
 def unseal(plan: OutputPlan, updates: Sequence[Updated]) -> None:
     """Write into the output that it is being updated, in place of how its run ended; no part counts as written."""
-    for group in plan.groups:
-        mark_incomplete(paths.locate(group.out), plan.array_format, COMMAND.completing)
+    for group in plan.group_folders:
+        mark_incomplete(paths.locate(plan.out) / group, plan.array_format, COMMAND.completing)
     _write_run(plan, plain({"updating": True, "updates": list(map(_entry, updates))}))
 
 

@@ -48,7 +48,7 @@ class OutputSchedule(Schedule, Generic[P]):
                 len(plan.shards(i)),
                 waits=partial(self._lacks_finer, i),
                 active=due[i],
-                doing="writing a coarser level",
+                doing="interpolating to the volume's grid" if i == plan.finest else "writing a coarser level",
             )
             for i in range(1, len(plan.factors))
         ]
@@ -57,7 +57,8 @@ class OutputSchedule(Schedule, Generic[P]):
     def open_readers(self) -> None:
         """Let other work read the output, whose metadata are there now."""
         for reader in self.readers:
-            level, shards = reader.level, self.plan.array(reader.array).shards(reader.level)
+            level = reader.level + self.plan.finest
+            shards = self.plan.array(reader.array).shards(level)
             reader.open(
                 shards, (n for n in range(len(shards)) if not self._is_due(level, n) or self._is_written(level, n))
             )
@@ -73,7 +74,7 @@ class OutputSchedule(Schedule, Generic[P]):
 
     def _finish_shard(self, level: int, shard: int) -> None:
         for reader in self.readers:
-            if reader.level == level:
+            if reader.level + self.plan.finest == level:
                 reader.add(shard)
         if level < len(self.pyramid):
             for coarser in self.coarser(level + 1, shard):
@@ -87,13 +88,15 @@ class OutputSchedule(Schedule, Generic[P]):
             lost |= stage.failed
 
     def coarser(self, level: int, shard: int) -> Iterable[int]:
-        """Return the shard of `level` that shows `shard` of the level before."""
-        start, step = self.plan.shards(level - 1).box(shard).start, self.plan.step(level)
-        corner = tuple(a // s for a, s in zip(start, step, strict=True))
-        return self.plan.shards(level).touching(Box(corner, tuple(c + 1 for c in corner)))
+        """Return the shards of `level` that show `shard` of the level before: one, unless they lie on another grid."""
+        own, shards = self.plan.shards(level - 1).box(shard), self.plan.shards(level)
+        around = shards.touching(self.plan.coarser_box(level, own))
+        if level != self.plan.finest:
+            return around
+        return (n for n in around if not (self.plan.finer_box(level, shards.box(n)) & own).is_empty)
 
     def _lacks_finer(self, level: int, shard: int) -> bool:
-        box = self.plan.shards(level).box(shard).scaled(self.plan.step(level))
+        box = self.plan.finer_box(level, self.plan.shards(level).box(shard))
         finer = self.plan.shards(level - 1).touching(box)
         return not all(self._is_written(level - 1, s) for s in finer if self._is_due(level - 1, s))
 
@@ -294,6 +297,7 @@ class RunSchedule(OutputSchedule[Plan]):
         if stage in self.pyramid:
             level = self.pyramid.index(stage) + 1
             return self.plan.shards(level).box(unit).scaled(self.plan.factors[level]) & Box.from_shape(
-                self.plan.out_shape
+                self.plan.shown_shape
             )
-        return self.plan.shards().box(unit) if stage is self.reassemble else self.plan.sum_box(unit)
+        box = self.plan.shards().box(unit) if stage is self.reassemble else self.plan.sum_box(unit)
+        return self.plan.shown_box(box)

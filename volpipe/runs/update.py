@@ -192,7 +192,7 @@ class Update:
         schedule = self._schedule if others is None else RunSchedule(plan, chosen)
         again = rests_on([block for block in changed if chosen.has_block(block)], schedule, chosen, lost)
         normalise = None if options.measure_again else known_normalisation(self.work)
-        is_measured = needs_measuring(plan.recipe.normalise, np.dtype(plan.source.dtype))
+        is_measured = needs_measuring(plan.recipe.normalise, plan.source.grey_dtype)
         taken = again.taken(plan)
         if others is not None:
             taken = self._with_dropped(taken)
@@ -249,7 +249,7 @@ def _delete_dropped(plan: Plan, before: Selection, chosen: Selection) -> None:
         dropped = ~now if was is None else was & ~now
         for shard in np.flatnonzero(dropped).tolist():
             for array in plan.arrays:
-                remove(array.out, level, stored_box(array, array.shards(level).box(shard)))
+                remove(array, level, stored_box(array, array.shards(level).box(shard)))
 
 
 def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray) -> Steps[list[Record[Seen]]]:

@@ -21,7 +21,7 @@ from volpipe.geometry.grid import Box, Grid, Slab, cells
 from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import finish, read_voxels, split_arrays, stored_box
-from volpipe.inference.output_plan import OutputPlan, level_key
+from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.inference.scratch import NO_SUM
@@ -77,6 +77,7 @@ class Recomputed:
         num_differ, largest: voxels that differ, and by how much at most; None where values are names, as of labels.
         device: what the net ran on now; "" without one.
         array: of the output, where it has several.
+        key: of the level in it.
     """
 
     block: int
@@ -85,6 +86,7 @@ class Recomputed:
     largest: float | None = None
     device: str = ""
     array: str = ""
+    key: str = "s0"
 
 
 def written(records: Iterable[Record[Any]]) -> dict[tuple[int, int], str]:  # Any: of any kind
@@ -102,7 +104,7 @@ def stored_flags(plan: OutputPlan, records: Iterable[Record[Any]]) -> dict[str, 
     grids: dict[tuple[int, int], tuple[str, Grid]] = {}
     for place, array in enumerate(plan.arrays):
         for level in range(len(plan.factors)):
-            key = f"{array.folder}/{level_key(level)}".lstrip("/")
+            key = f"{array.folder}/{array.key(level)}".lstrip("/")
             grid = ChunkFiles(open_writer(str(paths.locate(plan.out)), key).header).grid
             grids[place, level] = key, grid
             flags[key] = np.zeros(grid.counts, bool)
@@ -128,11 +130,10 @@ def metadata_of(folder: RunFolder) -> dict[str, int]:
 class Shard:
     """Files of a level: the box that they hold (z, y, x), the same in the axes of the array, and what was noted.
 
-    `array` is the array's folder in the output, "" where it has one array.
+    `key` is that of the level in the output.
     """
 
-    array: str
-    level: int
+    key: str
     box: Box
     stored: Box
     sums: str
@@ -168,15 +169,15 @@ def has_lost_files(output: str, shard: Shard) -> bool:
     )
 
 
-def remove(output: str, level: int, stored: Box) -> None:
+def remove(plan: OutputPlan, level: int, stored: Box) -> None:
     """Delete the files of `level` that hold a box in the axes of its array, noted or not, as far as they are there."""
-    for file in checksums.stored_files(open_writer(output, level_key(level)).header, stored):
+    for file in checksums.stored_files(open_writer(plan.out, plan.key(level)).header, stored):
         paths.delete_file(file)
 
 
 def _header_of_shard(output: str, shard: Shard) -> Header:
     """Return the header of the level of `shard`."""
-    return open_writer(str(paths.locate(output) / shard.array), level_key(shard.level)).header
+    return open_writer(str(paths.locate(output)), shard.key).header
 
 
 def _files_of_shard(header: Header, shard: Shard) -> list[tuple[paths.Location, int]]:
@@ -225,11 +226,11 @@ def check_files(
 def _compare(output: str, shards: Sequence[Shard], look: Judge) -> tuple[list[str], list[Difference]]:
     """Return the names in `output` of the files of `shards`, and those that are not as was noted."""
     out, differences, names = paths.locate(output), list[Difference](), list[str]()
-    levels = {(shard.array, shard.level): shard for shard in shards}
+    levels = {shard.key: shard for shard in shards}
     headers = {level: _header_of_shard(output, shard) for level, shard in levels.items()}
     for shard in shards:
-        for file, crc in _files_of_shard(headers[shard.array, shard.level], shard):
-            look(differences, file, crc, f"{shard.array}/{level_key(shard.level)} {shard.box}".lstrip("/"))
+        for file, crc in _files_of_shard(headers[shard.key], shard):
+            look(differences, file, crc, f"{shard.key} {shard.box}")
             names.append(str(file.relative_to(out)))  # type: ignore[arg-type]  # both are of a kind
     return names, differences
 
@@ -290,7 +291,8 @@ def recompute(
         found = read_voxels(plan, 0, box)
         differs = due.view(f"V{due.itemsize}") != found.view(f"V{due.itemsize}")
         largest = np.abs(due[differs].astype(np.float64) - found[differs].astype(np.float64)).max(initial=0.0)
-        yield Recomputed(block, box, int(np.count_nonzero(differs)), float(largest), runner.device_name, plan.folder)
+        num_differ = int(np.count_nonzero(differs))
+        yield Recomputed(block, box, num_differ, float(largest), runner.device_name, plan.folder, plan.key(0))
 
 
 def core_box(plan: Plan, block: int) -> Box:

@@ -270,7 +270,8 @@ class StagePlan(ABC):
         """
         if self.maker is None:
             raise PlanError(f"stage {self.name} makes {self.makes}, no volume that another could read")
-        return planned_volume(self.plan.array(array), level)
+        plan = self.plan.array(array)
+        return planned_volume(plan, level + plan.finest)
 
     def reading(self, given: Volume) -> StagePlan:
         """Return the stage with what it reads now, which may have grown."""

@@ -75,12 +75,12 @@ class OutputWatch:
     def grid(self) -> Grid:
         """The shards of the array: each is written at once."""
         plan: OutputPlan = self.work.plan.array(self.array)
-        return plan.shards()
+        return plan.shards(plan.finest)
 
     def look(self) -> ShardProgress:
         """Return the state of each shard now."""
         self._read_journal()
-        whole = self.work.plan.shards()
+        whole = self.work.plan.shards(self.work.plan.finest)
         states = np.zeros(len(whole), np.uint8)
         driver = find_driver(self.folder.path, self.folder.journal)
         for box in self._boxes_under_way() if driver.is_at_work else ():
@@ -116,7 +116,7 @@ class OutputWatch:
 
     def _take_record(self, record: Record[Any]) -> None:
         if isinstance(record.result, Written):
-            self._done |= {shard for level, shard, _ in record.result.checksums if level == 0}
+            self._done |= {shard for level, shard, _ in record.result.checksums if level == self.work.plan.finest}
         for unit in record.units:
             self._failed.pop(unit, None)
         self._failed |= {(record.stage, unit): None for unit, _ in record.failed}
@@ -125,7 +125,8 @@ class OutputWatch:
         """Yield the boxes of tasks whose workers say how far they are; others are counted in the sentence alone."""
         if isinstance(self.work, RunWork):
             tasks = read_tasks(self.folder.path)
-            yield from (self.work.plan.sum_box(unit) for stage, unit in tasks if stage == "infer")
+            plan = self.work.plan
+            yield from (plan.shown_box(plan.sum_box(unit)) for stage, unit in tasks if stage == "infer")
 
     def _unit_box(self, name: str, unit: int) -> Box:
         """Return the box (z, y, x) of the output that a unit makes; none of a coarser level."""

@@ -37,7 +37,6 @@ def resampled(volume: Volume, grid: Resampling | None) -> Volume:
         origin_nm=triple(o + (n - 1) / 2 * s for s, o, n in places),
         notes=(
             *volume.notes,
-            f"resampled from voxels of {shown(size)} nm to {shown(coarse)} nm, those of the net's training; the output "
-            "lies on these",
+            f"resampled from voxels of {shown(size)} nm to {shown(coarse)} nm, those of the net's training",
         ),
     )

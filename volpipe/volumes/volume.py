@@ -453,8 +453,8 @@ class Reader:
             return self.read(box)
         own = grid.own(box)
         if own.is_empty:
-            return np.empty((self.volume.num_channels, *own.shape), self.dtype)
-        return self._canonical(self._read(self._index(own, None))).astype(self.dtype)
+            return np.empty((self.volume.num_channels, *own.shape), self.volume.stored_dtype)
+        return self._canonical(self._read(self._index(own, None)))
 
     def is_stored(self, box: Box) -> bool:
         """Return whether some chunk that `read_mirrored` needs for `box` (z, y, x) is stored; none is read.

@@ -232,7 +232,7 @@ class RunWork(OutputWork[Plan, Report]):
             )
 
     def check_update(self) -> None:
-        is_measured = needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
+        is_measured = needs_measuring(self.plan.recipe.normalise, self.plan.source.grey_dtype)
         if self.options.measure_again and not is_measured:
             why = (
                 "nothing is measured in this run, the recipe or the type of the voxels says how grey levels are mapped"

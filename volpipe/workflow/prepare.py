@@ -28,6 +28,7 @@ from volpipe.nets.facts import (
     on_trained_grid,
     with_net_defaults,
     with_normalisation,
+    with_spacing,
 )
 from volpipe.nets.load import check_geometry, check_shapes, describe, fitted
 from volpipe.nets.trained import Trained, unknown_size_note
@@ -65,7 +66,8 @@ def prepare_for(
     chosen = recipe.windows.shape
     net = describe(recipe.net, str(search_path), None if chosen == "auto" else triple(chosen))
     check_trained(recipe.net, net)
-    volume = on_trained_grid(volume, net)
+    net = with_spacing(recipe.net, net)
+    stored, volume = volume, on_trained_grid(volume, net)
     net = fitted(recipe.net, net, volume, str(search_path))
     target = paths.locate(out)
     begun = None if sizing.fresh else _begun_plan(target)
@@ -79,8 +81,9 @@ def prepare_for(
     def make(sizes: NetSizes) -> Plan:
         folder, num_workers = str(search_path), None if sizing.capacity is None else sizing.capacity.num_workers
         return make_plan(
-            recipe, volume, net, out=target, search_path=folder, mask=mask, sizes=sizes, num_workers=num_workers
-        )
+            recipe, volume, net, out=target, search_path=folder, mask=mask, sizes=sizes, num_workers=num_workers,
+            stored=stored,
+        )  # fmt: skip
 
     sizes = sizing.sizes or _begun_sizes(begun, recipe, net)
     plan = fastest_plan(make, sizing.capacity) if sizes is None else make(sizes)
@@ -97,7 +100,7 @@ def prepare_for(
         plan.notes,
         volume=(*plan.notes.volume, *filter(None, [unknown_size_note(volume, trained)])),
         fit=tuple(plan_notes(recipe, given, net, volume, sample, mask, trained)),
-        mapping=mapping(recipe.normalise, volume.dtype),
+        mapping=mapping(recipe.normalise, volume.stored_dtype),
     )
     return plan.changed(notes=notes)
 
@@ -105,7 +108,7 @@ def prepare_for(
 OUTPUT_OF: Mapping[str, Callable[[Plan], object]] = {  # an array of a run, as far as later stages rest on it
     "array": lambda plan: plan.folder,
     "channels": lambda plan: plan.num_channels,
-    "voxels (z, y, x)": lambda plan: plan.out_shape,
+    "voxels (z, y, x)": lambda plan: plan.shown_shape,
     "type": lambda plan: plan.out_dtype,
     "intensity": lambda plan: plan.intensity,
     "offsets": lambda plan: plan.recipe.net.offsets,
@@ -193,7 +196,9 @@ def prepare_again(plan: Plan) -> Plan:
     laid = None if plan.mask is None else lay_mask(open_volume(plan.mask.path, plan.mask.key), volume)
     if SourceVolume.from_volume(volume) == plan.source and laid == plan.mask:
         return plan
-    return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
+    source = plan.source
+    stored = volume if source.resampling is None else open_volume(source.path, source.key, view=source.view).as_it_is
+    return prepare_for(stored, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
 
 
 def _open_mask(location: str | None, search_path: Path, is_read_incomplete: bool) -> Volume | None:

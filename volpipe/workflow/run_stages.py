@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
@@ -136,7 +134,7 @@ class RunStage(StagePlan):
     @property
     def is_measured(self) -> bool:
         """Whether it measures what it reads."""
-        return needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
+        return needs_measuring(self.plan.recipe.normalise, self.plan.source.grey_dtype)
 
     def offsets(self, array: str) -> tuple[tuple[int, int, int], ...] | None:
         return self.plan.array(array).recipe.net.offsets
@@ -146,7 +144,8 @@ class RunStage(StagePlan):
 
     @property
     def interpolated(self) -> Volume | None:
-        return self.given if self.runs_net and self.plan.is_whole and self.given.num_channels == 1 else None
+        is_alike = self.runs_net and self.plan.is_whole and self.plan.grid is None
+        return self.given if is_alike and self.given.num_channels == 1 else None
 
     def others(self) -> Iterator[tuple[Volume, str]]:
         """Yield the mask."""

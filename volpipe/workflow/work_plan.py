@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Protocol, overload
 
 from volpipe.blockwise.pool import Start
+from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated
 from volpipe.geometry.grid import Box
@@ -129,6 +130,10 @@ class RunPlan(WorkPlan):
         return RunFolder.from_output(paths.locate(self.plan.out))
 
     def limited(self, options: RunOptions, only: str | Box | None) -> RunOptions:
+        if only is not None and self.plan.finest:
+            raise PlanError(
+                "--only is a box on the net's grid, and the output lies on the volume's; set output.grid=net"
+            )
         part = find_part(only, self.plan.out_shape) if isinstance(only, str) else only
         options = dataclasses.replace(options, only=part)
         check_seconds(options.follow)

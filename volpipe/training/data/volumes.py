@@ -334,6 +334,10 @@ def check_net(recipe: TrainRecipe, facts: NetFacts) -> None:
     for is_so, sentence in (
         (not facts.num_parameters, "has no parameters, so that it cannot learn; name another as net.name"),
         (recipe.net.output == "all", "gives all its outputs, and a training learns one: name it, such as net.output=0"),
+        (
+            recipe.net.spacing is not None,
+            "learns from voxels as they are stored; net.spacing is for runs, leave it out",
+        ),
         (any(facts.margin), f"gives {facts.margin} voxels (z, y, x) less at each face; pad its convolutions"),
         (max(facts.shrink) > 1, f"makes one voxel of {facts.shrink} (z, y, x); let it end on the grid of its input"),
         (
