@@ -275,7 +275,7 @@ def files_bytes(plan: Plan, num_files: int) -> float:
 def upper_bounds(plan: Plan) -> UnitCosts:
     """Return the rates of a plan whose voxels do not compress, untimed."""
     channels = plan.net.out_channels
-    voxel = float(channels * plan.dtype.itemsize)
+    voxel = float(plan.net.combined_channels * plan.dtype.itemsize)
     window = float(plan.source.num_channels * math.prod(plan.window) * 4)
     sums = float(channels * plan.sum_dtype.itemsize)
     return UnitCosts(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, sums, voxel, voxel, 0, has_bytes=False)
@@ -507,7 +507,7 @@ class _Totals:
         is_sharded = plan.folders.is_sharded
         unit = plan.shard if is_sharded else plan.chunk
         cells = math.prod(-(-n // c) for n, c in zip(plan.level_shape(level), unit, strict=True))
-        return cells * (len(plan.arrays) if is_sharded else plan.net.out_channels)
+        return cells * (len(plan.arrays) if is_sharded else plan.net.combined_channels)
 
     def level_bytes(self, level: int) -> float:
         per_voxel = self.rates.coarse_bytes if level else self.rates.output_bytes
