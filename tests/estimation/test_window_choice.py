@@ -321,7 +321,7 @@ def test_an_output_is_made_again_by_the_windows_that_made_it(monkeypatch: pytest
     given(monkeypatch)
     plan = chosen(settings=[AUTO])
     again = RunOrigin.model_validate(
-        origin(Selection(plan), Affine(), "0") | {"run": {"output": "/data/out.zarr"}}
+        origin(Selection(plan), Affine(), ["0"]) | {"run": {"output": "/data/out.zarr"}}
     ).again
     made = make_plan(load_recipe(Path("none")).model_validate(again.model_dump()), volume(LARGE), NET, out=Path("/b"))
     assert (made.sizes, made.overlap) == (plan.sizes, plan.overlap)

@@ -16,6 +16,7 @@ import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from inline import Inline
 from scipy.ndimage import gaussian_filter
+from scipy.stats import mode
 from skimage.transform import resize
 from volumes import noise, write_volume
 
@@ -188,6 +189,39 @@ def test_each_channel_is_mapped_by_its_own_statistics(tmp_path: Path, scheme: st
     np.testing.assert_allclose(ran(plan), expected, rtol=0, atol=1e-5 * np.ptp(expected))
     checked = vp.verify(plan.out, recompute=1)
     assert (checked.is_whole, len(checked.blocks)) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "size"),
+    [(["ZScoreNormalization"] * 2, "[8,8,8]"), (["CTNormalization", "NoNormalization"], "[8,4,5]")],
+)
+def test_modalities_in_volumes_of_their_own_are_channels(tmp_path: Path, schemes: list[str], size: str) -> None:
+    folder = results(tmp_path / "results", channels=2, folds=1, flips=None, normalization_schemes=schemes)
+    plans = json.loads((folder / "plans.json").read_text())
+    ends = {"percentile_00_5": 60.0, "percentile_99_5": 190.0}
+    plans["foreground_intensity_properties_per_channel"] = {"0": {"mean": 100.0, "std": 40.0} | ends, "1": ends}
+    (folder / "plans.json").write_text(json.dumps(plans))
+    one, other = noise((23, 30, 41)), noise((23, 30, 41), seed=1)
+    settings = [f"input.voxel_size_nm={size}", "output.kind=image"]
+    together = ran(planned(tmp_path, np.stack([one, other]), *settings))
+    (tmp_path / "apart").mkdir()
+    folder.rename(tmp_path / "apart" / "results")
+    write_volume(tmp_path / "apart" / "image_0001.n5", other, chunk=23)
+    plan = planned(tmp_path / "apart", one, *settings, "input.also=image_0001.n5/raw")
+    assert plan.source.also[0].shape == plan.source.shape
+    np.testing.assert_array_equal(ran(plan), together)
+
+
+def test_folds_vote_for_a_class(tmp_path: Path) -> None:
+    results(tmp_path / "results", folds=3)
+    data, votes = noise((23, 30, 41)), list[np.ndarray]()
+    for fold in range(3):
+        (tmp_path / str(fold)).mkdir()
+        (tmp_path / str(fold) / "results").symlink_to(tmp_path / "results")
+        votes.append(ran(planned(tmp_path / str(fold), data, f"net.options={{folds=[{fold}]}}")))
+    entries = ",".join(f"{{options={{folds=[{fold}]}}}}" for fold in range(3))
+    voted = ran(planned(tmp_path, data, f"net.ensemble=[{entries}]", "net.combine=vote"))
+    np.testing.assert_array_equal(voted, mode(votes, axis=0).mode)
 
 
 def smooth(shape: tuple[int, int, int]) -> np.ndarray:

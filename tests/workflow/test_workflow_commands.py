@@ -202,9 +202,7 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     took = dict(re.findall(rf"^(\w+) +(?:run|label|evaluate) +{TIME}(?: \(([^)]*s)\))? ", made.out, re.MULTILINE))
     assert took == said | {"affinities": ""}  # of which blocks were tried over nothing
     tasks = ", ".join(rf"{name} {TIME} \(≈ {duration(seconds)}\)" for name, seconds in of_tasks.items())
-    assert re.search(
-        rf"objects.zarr in {TIME} \(planned {said['objects']}\); tasks: {tasks}$", made.out, re.MULTILINE
-    )
+    assert re.search(rf"objects.zarr in {TIME} \(planned {said['objects']}\); tasks: {tasks}$", made.out, re.MULTILINE)
 
 
 @pytest.mark.long

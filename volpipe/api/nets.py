@@ -111,6 +111,8 @@ def net_report(name: str, *settings: str, recipe: str | Path | None = None, trus
         VolpipeError: as `load_net`, or a package that does not reproduce its own test.
     """
     chosen = _recipe(name, settings, recipe, trust_model=trust_model)
+    if chosen.net.ensemble is not None:
+        raise PlanError("net.ensemble names several nets, and here one is looked at; leave it out, and name that one")
     folder = str(Path.cwd())
     hint = None if chosen.windows.shape == "auto" else triple(chosen.windows.shape)
     facts = describe(chosen.net, folder, hint)

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from volpipe.display.console import columns
-from volpipe.units import bounded, count, duration, in_nm, shape, size
+from volpipe.units import bounded, count, duration, in_nm, listed, shape, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.estimation.estimate import Estimate, Slots, StageTimes
     from volpipe.estimation.forecast import Alternative, Forecast
     from volpipe.inference.intensity import Affine
     from volpipe.inference.plan import Plan
+    from volpipe.recipes.inference import Normalise
 
 LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one after the other
+
+
+MOST_NETS = 8  # of an ensemble, that are named
 
 
 def plan_summary(plan: Plan) -> Table:
@@ -29,6 +33,9 @@ def plan_summary(plan: Plan) -> Table:
     table, source = _pairs(), plan.source
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
+    for number, each in enumerate(plan.source.also, 2):
+        table.add_row(f"input {number}", f"{each.path} {each.key}".strip())
+        table.add_row("", f"{count(each.num_channels, 'channel')}, {each.dtype}, {in_nm(each.voxel_size_nm)}")
     if plan.notes.volume:
         table.add_row("", "; ".join(plan.notes.volume))
     roi, whole = (plan.roi_box, source.shape) if plan.grid is None else (Box(*plan.grid.roi), plan.grid.shape)
@@ -39,6 +46,9 @@ def plan_summary(plan: Plan) -> Table:
         if plan.mask.note:
             table.add_row("", plan.mask.note)
     table.add_row("net", f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}")
+    if plan.net.members:
+        names = [" ".join(filter(None, (each.name, each.weights))) for each in plan.recipe.net.members]
+        table.add_row("", f"{plan.net.combine} of {len(names)} nets: {listed(names, MOST_NETS)}")
     if plan.notes.net:
         table.add_row("", plan.notes.net)
     if plan.net.normalise is not None and plan.net.normalise.method != "none":
@@ -62,12 +72,27 @@ def plan_summary(plan: Plan) -> Table:
 
 def grey_line(plan: Plan) -> str:
     """Return which grey levels the net sees as which numbers, and which it was trained with, where that is known."""
+    trained, choice = plan.recipe.net.trained_range, plan.recipe.normalise
+    (num, dtype), *others = plan.source.given
+    said = _mapped_words(choice, dtype, num)
+    for number, (also, (num, dtype)) in enumerate(zip(plan.recipe.input.also, others, strict=True), 2):
+        said += f"; input {number}: {_mapped_words(also.normalise or choice, dtype, num)}"
+    if trained:
+        return f"{said}; the net was trained with {trained[0]:g} … {trained[1]:g}"
+    is_given = choice.method != "auto" or choice.low is not None or choice.mean is not None
+    if is_given or not plan.net.num_parameters:
+        return said
+    return f"{said}, by default; set normalise if the net was trained otherwise"
+
+
+def _mapped_words(choice: Normalise, type_name: str, num_channels: int) -> str:
+    """Return which grey levels of a volume the net sees as which numbers."""
     import numpy as np
 
     from volpipe.inference.statistics import resolve_method
 
-    dtype = plan.source.grey_dtype
-    choice, trained = resolve_method(plan.recipe.normalise, dtype), plan.recipe.net.trained_range
+    dtype = np.dtype(type_name)
+    choice = resolve_method(choice, dtype)
     if choice.method == "none":
         said = f"{dtype} as they are"
     elif choice.method == "zscore":
@@ -87,14 +112,9 @@ def grey_line(plan: Plan) -> str:
     else:
         low, high = choice.percentiles
         said = f"percentiles {low:g} … {high:g} of {dtype}, measured → -1 … 1"
-    if choice.per_channel and plan.source.num_channels > 1:
+    if choice.per_channel and num_channels > 1:
         said += ", each channel for itself"
-    if trained:
-        return f"{said}; the net was trained with {trained[0]:g} … {trained[1]:g}"
-    is_given = plan.recipe.normalise.method != "auto" or choice.low is not None or choice.mean is not None
-    if is_given or not plan.net.num_parameters:
-        return said
-    return f"{said}, by default; set normalise if the net was trained otherwise"
+    return said
 
 
 def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
@@ -102,19 +122,22 @@ def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
 
     from volpipe.inference.statistics import needs_measuring, resolve_method
 
-    dtype = plan.source.grey_dtype
-    if not needs_measuring(plan.recipe.normalise, dtype):
+    rule = plan.grey_rule
+    if not rule.needs_measuring:
         return ""
-    is_zscore = resolve_method(plan.recipe.normalise, dtype).method == "zscore"
+    rows = list(zip(*normalise.rows[:2], strict=True))
+    choices = [choice for choice, num in rule.choices for _ in range(num)][: len(rows)]
     maps = [
         f"mean {about}{shift:.6g}, deviation {about}{scale:.6g}"
-        if is_zscore
+        if resolve_method(choice, rule.dtype).method == "zscore"
         else f"{about}{shift - scale:.6g} … {shift + scale:.6g} of the volume → -1 … 1"
-        for shift, scale in zip(*normalise.rows[:2], strict=True)
+        for choice, (shift, scale) in zip(choices, rows, strict=True)
     ]
     if len(maps) == 1:
         return f"grey levels: {maps[0]}"
-    return "grey levels: " + "; ".join(f"channel {number} {text}" for number, text in enumerate(maps))
+    are_measured = [needs_measuring(choice, rule.dtype) for choice in choices]
+    texts = (f"channel {number} {text}" for number, text in enumerate(maps) if are_measured[number])
+    return "grey levels: " + "; ".join(texts)
 
 
 def plan_table(plan: Plan) -> Table:

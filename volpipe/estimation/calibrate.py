@@ -38,7 +38,6 @@ from volpipe.inference.plan import Plan, make_plan
 from volpipe.inference.runner import load_runner, smaller_windows
 from volpipe.inference.scratch import ScratchTensors, factor
 from volpipe.inference.selection import Selection
-from volpipe.inference.statistics import needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
@@ -78,8 +77,16 @@ class VolumeSample:
 
 def sample(plan: Plan, volume: Volume) -> VolumeSample:
     """Read chunks of `volume` here and there, for half a second at most where those are enough; few from far away."""
+    samples = [_sample_chunks(part) for part in volume.parts]
+    chunks = [chunks for _, chunks in samples if chunks is not None]
+    mapped = plan.grey_rule.sampled_affine(chunks) if len(chunks) == len(samples) else Affine()
+    return VolumeSample(sum(voxel_bytes for voxel_bytes, _ in samples), mapped)
+
+
+def _sample_chunks(volume: Volume) -> tuple[float, np.ndarray | None]:
+    """Return the stored bytes of a voxel, all channels, and voxels (c, n) of some chunks; None if none can be read."""
     reader, chunk = volume.open(), volume.spatial_chunks
-    grid = Grid(plan.source.shape, chunk)
+    grid = Grid(volume.spatial_shape, chunk)
     most = SAMPLED_CHUNKS if isinstance(volume.folder, Path) else REMOTE_CHUNKS
     boxes = [grid.box(n) for n in Random(SEED).sample(range(len(grid)), min(most, len(grid)))]
     at_once = max(1, VOXELS_AT_ONCE // math.prod(chunk))
@@ -90,18 +97,16 @@ def sample(plan: Plan, volume: Volume) -> VolumeSample:
         if number >= min(LEAST_CHUNKS, at_once) and time.perf_counter() > stop:
             return None
         with suppress(ChunkError):  # the run names it
-            voxels = reader.read(boxes[number]).reshape(plan.source.num_channels, -1)
+            voxels = reader.read(boxes[number]).reshape(volume.num_channels, -1)
             return boxes[number].num_voxels, voxels[:, : KEPT_VOXELS // len(voxels)].copy()
         return None
 
     with ThreadPoolExecutor(min(READERS, at_once), "volpipe-sample") as pool:
         chunks = [result for result in pool.map(read, range(len(boxes))) if result is not None]
     if not chunks:
-        return VolumeSample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
-    return VolumeSample(
-        (transferred().read - before) / sum(num_voxels for num_voxels, _ in chunks),
-        sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in chunks], axis=1)),
-    )
+        return float(volume.dtype.itemsize * volume.num_channels), None
+    voxel_bytes = (transferred().read - before) / sum(num_voxels for num_voxels, _ in chunks)
+    return voxel_bytes, np.concatenate([values for _, values in chunks], axis=1)
 
 
 OnTry = Callable[[float, float], None]
@@ -347,7 +352,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> tuple[UnitCosts, np.ndarray]:
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
     box = plan.blocks.box(units[0])
     with stopwatch() as measuring:
-        if needs_measuring(plan.recipe.normalise, plan.source.grey_dtype):
+        if plan.grey_rule.needs_measuring:
             _result_of(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units)
     with stopwatch() as warm:
@@ -466,7 +471,8 @@ def _time_output(job: Job, data: np.ndarray) -> tuple[float, float]:
     many = many[:, *(slice(0, n) for n in box.shape)]
     create_output(plan, {})
     with stopwatch() as writing:
-        finish(plan, job.normalise, many.astype(np.float32))
+        given = np.tile(many, (plan.net.num_stacked, 1, 1, 1))
+        finish(plan, job.normalise, given.astype(np.float32))
         write_voxels(plan, 0, box, many)
     with stopwatch() as coarsening:
         if len(plan.factors) > 1:

@@ -18,7 +18,6 @@ from volpipe.estimation.memory import memory_bytes, net_bytes
 from volpipe.geometry.grid import Shape, mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.scratch import FOLDERS
-from volpipe.inference.statistics import needs_histogram, needs_measuring
 from volpipe.inference.windows import CACHE_BYTES, seen_along, windows_along
 from volpipe.volumes.volume import Volume
 
@@ -275,7 +274,7 @@ def files_bytes(plan: Plan, num_files: int) -> float:
 def upper_bounds(plan: Plan) -> UnitCosts:
     """Return the rates of a plan whose voxels do not compress, untimed."""
     channels = plan.net.out_channels
-    voxel = float(channels * plan.dtype.itemsize)
+    voxel = float(plan.net.combined_channels * plan.dtype.itemsize)
     window = float(plan.source.num_channels * math.prod(plan.window) * 4)
     sums = float(channels * plan.sum_dtype.itemsize)
     return UnitCosts(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, sums, voxel, voxel, 0, has_bytes=False)
@@ -507,7 +506,7 @@ class _Totals:
         is_sharded = plan.folders.is_sharded
         unit = plan.shard if is_sharded else plan.chunk
         cells = math.prod(-(-n // c) for n, c in zip(plan.level_shape(level), unit, strict=True))
-        return cells * (len(plan.arrays) if is_sharded else plan.net.out_channels)
+        return cells * (len(plan.arrays) if is_sharded else plan.net.combined_channels)
 
     def level_bytes(self, level: int) -> float:
         plan, rates = self.plan, self.rates
@@ -546,10 +545,10 @@ class _Totals:
             )
 
     def _measure(self) -> Iterator[StageEstimate]:
-        choice, dtype = self.plan.recipe.normalise, self.plan.source.grey_dtype
+        rule = self.plan.grey_rule
         read, seconds = self.product("own") * self.voxel_bytes, self.rates.measure_seconds
-        for name, is_needed in (("measure", needs_measuring), ("histogram", needs_histogram)):
-            if is_needed(choice, dtype):
+        for name, is_needed in (("measure", rule.needs_measuring), ("histogram", rule.needs_histogram())):
+            if is_needed:
                 total = math.prod(self.plan.source.shape) * seconds
                 yield StageEstimate(name, len(self.plan.blocks), read, 0.0, 0, total)
 

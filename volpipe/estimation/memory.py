@@ -97,7 +97,12 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
     if known is None or choice.exact or choice.compile:
         return None
     batch = choice.batch if choice.batch != "auto" else 1
-    return NET_BYTES + NET_SAFETY * known.bytes_per_voxel * batch * math.prod(plan.window)
+    # The weights of the other nets of an ensemble are there too, and what each of them gives.
+    weights = 4 * (plan.net.num_parameters - min(each.num_parameters for each in plan.net.each))
+    given = (
+        0 if plan.net.num_stacked == 1 else 4 * plan.net.out_channels * math.prod(plan.net.output_shape(plan.window))
+    )
+    return NET_BYTES + weights + NET_SAFETY * known.bytes_per_voxel * batch * math.prod(plan.window) + batch * given
 
 
 def gpu_bytes(plan: Plan, speeds: NetSpeeds) -> float:
@@ -121,29 +126,50 @@ def array_bytes(plan: Plan) -> int:
     box, cache = (largest_input(plan), CACHE_BYTES) if plan.mode == "streamed" else (0, 0)
     waiting = _window_bytes(plan)
     if plan.has_slabs:
-        return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting + _moving_bytes(plan) + _resampling_bytes(plan)
+        return (
+            _slab_bytes(plan)
+            + CACHE_BYTES
+            + 4 * waiting
+            + _moving_bytes(plan)
+            + _resampling_bytes(plan)
+            + _stacking_bytes(plan)
+        )
     source = math.prod(plan.source.shape) * channels * itemsize
     stored = 2 * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
     if "://" in plan.source.path:
         at_once = pieces_at_once(channels * itemsize)
         stored += (at_once - 1) * min(PIECE_VOXELS, box) * channels * itemsize
-    stored += _resampling_bytes(plan)
+    stored += _resampling_bytes(plan) + _stacking_bytes(plan)
     sum_bytes = out * max(4, plan.sum_dtype.itemsize)
     parts = 2 * max(p.num_voxels for p in plan.sum_parts) * sum_bytes if plan.num_sums else 0
     sums = 2 * math.prod(plan.sum_shape) * sum_bytes + (plan.blocks_behind - 1) * plan.sum_bytes
     return stored + sums + 4 * waiting + parts + _finishing_bytes(plan)
 
 
-def _resampling_bytes(plan: Plan) -> int:
-    """Return the bytes of the stored voxels from which a block is interpolated, and of the layers that come between."""
-    grid = plan.source.resampling
-    if grid is None:
+def _stacking_bytes(plan: Plan) -> int:
+    """Return the bytes of pieces of several volumes while they are put together: those of each, and of all."""
+    if not plan.source.also:
         return 0
-    sides = [max(b - a for a, b in seen_along(plan, axis)) for axis in range(3)]
-    axes = zip(sides, grid.steps, grid.stored, grid.widths, strict=True)
-    stored = [min(n, math.ceil(a * step) + width) for a, step, n, width in axes]
-    itemsize, layers = plan.source.num_channels * np.dtype(grid.dtype).itemsize, grid.widths[0] + 2
-    return math.prod(stored) * itemsize + 8 * layers * max(sides[1], stored[1]) * max(sides[2], stored[2])
+    voxel_bytes = plan.source.num_channels * np.dtype(plan.source.dtype).itemsize
+    return 2 * pieces_at_once(voxel_bytes) * min(PIECE_VOXELS, largest_input(plan)) * voxel_bytes
+
+
+def _resampling_bytes(plan: Plan) -> int:
+    """Return the bytes of the stored voxels from which a block is interpolated, and of the layers that come between.
+
+    Of several volumes, those of the one that takes most: they are read one after the other.
+    """
+    most = 0
+    for source, (num_channels, _) in zip((plan.source, *plan.source.also), plan.source.given, strict=True):
+        if (grid := source.resampling) is None:
+            continue
+        sides = [max(b - a for a, b in seen_along(plan, axis)) for axis in range(3)]
+        along = zip(sides, grid.steps, grid.stored, grid.widths, strict=True)
+        stored = [min(n, math.ceil(a * step) + width) for a, step, n, width in along]
+        itemsize, layers = num_channels * np.dtype(grid.dtype).itemsize, grid.widths[0] + 2
+        between = 8 * layers * max(sides[1], stored[1]) * max(sides[2], stored[2])
+        most = max(most, math.prod(stored) * itemsize + between)
+    return most
 
 
 def _window_bytes(plan: Plan) -> int:

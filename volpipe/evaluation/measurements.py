@@ -190,7 +190,7 @@ def _with_types(plan: Measurement, function: Function) -> Measurement:
     from volpipe.nets.functions import RandomBlocks
 
     volumes, size = enumerate(plan.inputs().values()), triple(TRIED.grown(plan.choice.halo).shape)
-    trials = [RandomBlocks(volume.num_channels, volume.dtype, seed).blocks(size) for seed, volume in volumes]
+    trials = [RandomBlocks([(volume.num_channels, volume.dtype.name)], seed).blocks(size) for seed, volume in volumes]
     for arrays in zip(*trials, strict=True):
         first = _rows_of_part(plan, function, arrays, TRIED)
         plan = replace(plan, types=tuple((name, values.dtype.name) for name, values in first.items()))

@@ -206,8 +206,10 @@ class BlockSum:
         if not self.bus.is_gpu and all(math.isfinite(float(end)) for end in torch.aminmax(part)):
             return part
         nan, infinite = self._raise_flags()[:, :, *place]
-        nan |= torch.isnan(part)
-        infinite |= torch.isinf(part)
+        # A voxel that is finished has fewer channels than the net gives: classes, or nets that are combined.
+        given = part.reshape(-1, len(nan), *part.shape[1:])
+        nan |= torch.isnan(given).any(0)
+        infinite |= torch.isinf(given).any(0)
         if self.plan.dtype.kind == "f":
             return part
         return torch.where(torch.isfinite(part), part, 0.0)  # not selected, or the block fails: no integer can hold it

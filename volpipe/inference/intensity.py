@@ -49,6 +49,11 @@ class Affine:
         ends = tuple(pair for each in maps for pair in each.ends)
         return cls(tuple(float(each.shift) for each in maps), tuple(float(each.scale) for each in maps), ends)  # type: ignore[arg-type]  # of one channel each
 
+    def of_each(self, num: int) -> list[Affine]:
+        """Return the map of each of `num` channels."""
+        rows = [row * num if len(row) == 1 else row for row in self.rows]
+        return [Affine.from_rows([(value,) for value in channel]) for channel in zip(*rows, strict=True)]
+
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[float]]) -> Affine:
         """Return the map whose `rows` these are."""
@@ -99,9 +104,11 @@ class Affine:
         Raises:
             VolpipeError: with the largest.
         """
-        is_identity, is_wide = (self.shift, self.scale) == (0.0, 1.0), data.dtype.itemsize > 2
-        if not (is_identity and is_wide and np.issubdtype(data.dtype, np.integer) and data.size):
+        is_kept = (np.asarray(self.shift) == 0.0) & (np.asarray(self.scale) == 1.0)  # of all channels, or of each
+        is_wide = data.dtype.itemsize > 2 and data.dtype.kind in "iu" and data.size > 0
+        if not (is_wide and is_kept.any()):
             return
+        data = data if is_kept.ndim == 0 else data[..., is_kept, :, :, :]
         largest = max(abs(int(data.min())), abs(int(data.max())))
         if largest > LARGEST_WHOLE:
             raise VolpipeError(

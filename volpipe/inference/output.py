@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from volpipe.blockwise.malloc import mapped
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
-from volpipe.inference.intensity import Affine, ClippedVoxels, constant, to_dtype, unit_scale
+from volpipe.inference.intensity import Affine, ClippedVoxels, constant, is_tensor, library, to_dtype, unit_scale
 from volpipe.inference.output_plan import NET_GROUP, OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
@@ -149,15 +149,50 @@ def finish(plan: Plan, normalise: Affine, total: Array, tally: ClippedVoxels | N
     if plan.is_as_stored:
         return total
     regions = plan.net.regions if plan.is_classes else ()
-    total = activated(total, "sigmoid" if regions else plan.recipe.output.activation)
+    activation, labels = "sigmoid" if regions else plan.recipe.output.activation, [each.label for each in regions]
+    num_nets = plan.net.num_stacked
+    nets = total.reshape(num_nets, len(total) // num_nets, *total.shape[1:])  # (nets, c, z, y, x)
+    if plan.net.combine == "median":
+        nets = median(nets)[None]
     if plan.is_classes:
-        labels = [region.label for region in regions]
-        return to_dtype(painted(total, labels) if regions else largest_channel(total), plan.dtype)
+        classes = [activated(net, activation) for net in nets]
+        voted: Array = majority([painted(net, labels) if regions else largest_channel(net) for net in classes])
+        return to_dtype(voted, plan.dtype)
+    total = activated(nets[0], activation)
     if plan.intensity == "same":
         total = normalise.invert(total)
     elif plan.intensity == "unit":
         total = total * constant(total, unit_scale(plan.dtype))
     return to_dtype(total, plan.dtype, tally)
+
+
+def median(nets: Array) -> Array:
+    """Return the median over `nets` (nets, c, z, y, x), as numpy's: of an even number the mean of the two in the
+    middle, NaN where any is.
+    """
+    of, high = library(nets), len(nets) // 2
+    along = {"dim": 0} if is_tensor(nets) else {"axis": 0}
+    result: Array = of.empty_like(nets[0])
+    for z in range(nets.shape[2]):  # slice by slice, so that little is in memory beside them
+        ranked = of.sort(nets[:, :, z], **along)
+        ranked = ranked.values if is_tensor(nets) else ranked
+        middle = ranked[high] if len(nets) % 2 else (ranked[high - 1] + ranked[high]) / 2
+        result[:, z] = of.where(of.isnan(ranked[-1]), ranked[-1], middle)  # NaN comes last
+    return result
+
+
+def majority(votes: Sequence[Array]) -> Array:
+    """Return the value that most of `votes`, each (1, z, y, x), have at a voxel, of several the least."""
+    first, *others = votes
+    if not others:
+        return first
+    of = library(first)
+    best, most = first, sum((vote == first) * 1 for vote in votes)
+    for own in others:
+        number = sum((vote == own) * 1 for vote in votes)
+        is_better = (number > most) | ((number == most) & (own < best))
+        best, most = of.where(is_better, own, best), of.where(is_better, number, most)
+    return best
 
 
 def activated(total: Array, activation: str) -> Array:
@@ -242,7 +277,7 @@ def write_displays(plan: Plan) -> None:
     grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
     numbers = np.random.default_rng(0).choice(len(grid), min(SHOWN_BOXES, len(grid)), replace=False)
     boxes = [*read_each(plan, last, [grid.box(n) for n in sorted(map(int, numbers))])]
-    names = plan.channel_names or [f"channel {i}" for i in range(plan.net.out_channels)]
+    names = plan.channel_names or [f"channel {i}" for i in range(plan.num_channels)]
     displays = tuple(
         _display_range(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
         for channel, name in enumerate(names)

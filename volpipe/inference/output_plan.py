@@ -29,11 +29,13 @@ from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.formats.format import ArrayFolders
 from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Resampling
+from volpipe.volumes.stack import stack
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
 COMPARED = {"source", "net", "code_sha256", "out"}  # fields that explain why sizes differ
 IDENTITY = "net.identity"  # of a net, which says itself what differs
+MEMBERS = "net.members"  # of an ensemble, whose recipe, weights and identity say what differs
 REASONS = {"net.weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 
 
@@ -53,7 +55,8 @@ class SourceVolume(BaseModel):
     """The volume of a plan; shapes in voxels (z, y, x).
 
     `view` is the channel, time point, voxel size and origin that the recipe sets; the rest follows from it. `slices` is
-    the hash of their names when the plan was made (`Volume`). With a `resampling` all of this is of its grid.
+    the hash of their names when the plan was made (`Volume`). With a `resampling` all of this is of its grid. Where
+    several volumes are read as one, channels and type are those of all, and `also` has the others.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -69,17 +72,24 @@ class SourceVolume(BaseModel):
     view: View = View()
     slices: str = ""
     resampling: Resampling | None = None
+    also: tuple[SourceVolume, ...] = ()
+    own_channels: int = 0  # of the first of several volumes, and its type
+    own_dtype: str = ""
 
     @property
     def grey_dtype(self) -> np.dtype:
-        """The type in which voxels are stored, by which grey levels are mapped; voxels of another grid are float32."""
-        return np.dtype(self.dtype if self.resampling is None else self.resampling.dtype)
+        """The type that holds voxels as they are stored, by which grey levels are mapped; of another grid they are
+        float32."""
+        own = self.own_dtype or (self.dtype if self.resampling is None else self.resampling.dtype)
+        return np.result_type(np.dtype(own), *(each.grey_dtype for each in self.also))
 
     @model_serializer(mode="wrap")
     def _as_stored(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Return the fields by their names; the resampling only where there is one."""
+        """Return the fields by their names; the resampling, and other volumes, only where there are some."""
         tree: dict[str, Any] = dump(self)  # Any: JSON
+        left_out = set() if self.also else {"also", "own_channels", "own_dtype"}
         grid = tree.pop("resampling", None)
+        tree = {name: value for name, value in tree.items() if name not in left_out}
         if grid is None:
             return tree
         return tree | {"resampling": {key: value for key, value in grid.items() if key != "sigmas" or any(value)}}
@@ -93,7 +103,14 @@ class SourceVolume(BaseModel):
     @classmethod
     def from_volume(cls, volume: Volume) -> SourceVolume:
         """Return the source that describes `volume`."""
+        first, *others = volume.parts
+        several = {
+            "also": map(cls.from_volume, others),
+            "own_channels": first.num_channels,
+            "own_dtype": first.stored_dtype.name,
+        }
         return cls(
+            **(several if others else {}),
             path=volume.path,
             key=volume.key,
             format=volume.format,
@@ -107,19 +124,33 @@ class SourceVolume(BaseModel):
             resampling=volume.resampling,
         )
 
+    @property
+    def given(self) -> tuple[tuple[int, str], ...]:
+        """The channels and the type of each volume, one after the other."""
+        if not self.also:
+            return ((self.num_channels, self.grey_dtype.name),)
+        return (self.own_channels, self.own_dtype), *((each.num_channels, each.grey_dtype.name) for each in self.also)
+
+    def of_shape(self, shape: Triple) -> SourceVolume:
+        """Return this source with volumes of `shape`, which have grown."""
+        also = tuple(each.of_shape(shape) for each in self.also)
+        return self.model_copy(update={"shape": shape, "also": also})
+
     def volume(self) -> Volume:
         """Return the volume, as it is now, whether or not it is complete."""
         return self.opened().as_it_is
 
     def opened(self) -> Volume:
         """Return the volume, as it is now; reading a chunk that is not written yet is an error."""
-        return resampled(open_volume(self.path, self.key, view=self.view), self.resampling)
+        first = resampled(open_volume(self.path, self.key, view=self.view), self.resampling)
+        return stack([first, *(each.opened() for each in self.also)])
 
     def as_planned(self) -> Volume:
         """Return the volume as it was planned, also where it has grown since; one that has shrunk cannot be opened."""
         grid, volume = self.resampling, open_volume(self.path, self.key, view=self.view, is_planned=True).as_it_is
-        shape, dtype = (self.shape, self.dtype) if grid is None else (grid.stored, grid.dtype)
-        return resampled(volume.as_it_was(shape, np.dtype(dtype), self.slices), grid)
+        shape, dtype = (self.shape, self.given[0][1]) if grid is None else (grid.stored, grid.dtype)
+        first = resampled(volume.as_it_was(shape, np.dtype(dtype), self.slices), grid)
+        return stack([first, *(each.as_planned() for each in self.also)])
 
 
 def can_stream(folders: ArrayFolders, num_channels: int, *, in_bucket: bool) -> bool:
@@ -319,7 +350,7 @@ class OutputPlan(BaseModel, ABC):
         own = [
             f"{name}: {_as_words(value)} -> {_as_words(after.get(name))}{REASONS.get(name, '')}"
             for name, value in before.items()
-            if value != after.get(name) and name != IDENTITY
+            if value != after.get(name) and name not in (IDENTITY, MEMBERS)
         ]
         return differences(self.recipe, new.recipe) + own + self.net_changes(new)
 
@@ -398,6 +429,8 @@ def _as_words(value: object) -> str:
     """Return a value of a plan as a sentence has it: a hash by its beginning, sizes as z × y × x."""
     if isinstance(value, str):
         return short_hash(value) if re.fullmatch("[0-9a-f]{64}", value) else value or "none"
+    if isinstance(value, dict):
+        return f"{value.get('path', '')} {value.get('key', '')}".strip()
     if isinstance(value, tuple):
         return " × ".join(map(_as_words, value))
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)

@@ -31,11 +31,11 @@ from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, d
 from volpipe.geometry.levels import FINEST
 from volpipe.inference.output_plan import IDENTITY, OutputPlan, SourceVolume, can_stream, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
-from volpipe.inference.statistics import check_grey
+from volpipe.inference.statistics import GreyRule, check_grey
 from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, trims
 from volpipe.inference.volume_grid import VolumeGrid, output_grid, output_place
 from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_net_defaults
-from volpipe.nets.files import code_hash
+from volpipe.nets.files import code_hash_of
 from volpipe.nets.net_geometry import NetArray
 from volpipe.nets.tta import check_turns, with_forms
 from volpipe.recipes.inference import Auto, Precision, Recipe
@@ -121,6 +121,13 @@ class Plan(OutputPlan):
         """Return the fields by their names; the volume's grid only where the output lies on that, and the net's not."""
         tree: dict[str, object] = dump(self)
         return tree if self.grid is not None else {key: value for key, value in tree.items() if key != "grid"}
+
+    @property
+    def grey_rule(self) -> GreyRule:
+        """How grey levels are mapped, those of each volume."""
+        also = (each.normalise or self.recipe.normalise for each in self.recipe.input.also)
+        nums = (num for num, _ in self.source.given)
+        return GreyRule(tuple(zip((self.recipe.normalise, *also), nums, strict=True)), self.source.grey_dtype)
 
     def as_begun(self, old: Self) -> Self:
         """Return the plan with the sizes, and the net's identity, of the plan `old` by which its output was begun."""
@@ -269,7 +276,7 @@ class Plan(OutputPlan):
 
     @property
     def num_channels(self) -> int:
-        return 1 if self.is_classes else self.net.out_channels
+        return 1 if self.is_classes else self.net.combined_channels
 
     @property
     def arrays(self) -> tuple[Plan, ...]:
@@ -617,7 +624,10 @@ def make_plan(
     recipe = with_net_defaults(recipe, net)
     check_net(recipe, volume, net)
     net = with_forms(recipe, net)
-    check_grey(recipe.normalise, volume)
+    first, *others = volume.parts
+    check_grey(recipe.normalise, first)
+    for part, also in zip(others, recipe.input.also, strict=True):
+        check_grey(also.normalise or recipe.normalise, part)
     window, overlap = choose_windows(recipe.windows, net, volume.spatial_shape, sizes.window)
     check_turns(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
@@ -629,7 +639,7 @@ def make_plan(
     # Such blocks are shards, too.
     in_slabs = (
         recipe.tensors.mode != "stored"
-        and can_stream(folders_of(recipe.output.format), net.out_channels, in_bucket=not isinstance(out, Path))
+        and can_stream(folders_of(recipe.output.format), net.combined_channels, in_bucket=not isinstance(out, Path))
         and recipe.output.shard == "auto"
     )
     _check_corner(roi, net)
@@ -673,7 +683,7 @@ def make_plan(
             roi=(triple(roi.start), triple(roi.stop)),
             corner=triple(roi.start) if moves else (0, 0, 0),
             mask=None if mask is None else lay_mask(mask, volume),
-            code_sha256=code_hash(recipe.net.name, search_path),
+            code_sha256=code_hash_of(recipe.net, search_path),
             grid=grid,
             notes=PlanNotes(volume=(*level, *volume.notes, *lies)),
         )
@@ -707,11 +717,17 @@ def _block_sizes(
 
 def _check_channels(recipe: Recipe, volume: Volume, net: NetFacts, intensity: str) -> None:
     """Refuse an output whose channels would go back through the normalisation of as many others."""
-    is_apart = recipe.normalise.per_channel and volume.num_channels > 1
-    if is_apart and intensity == "same" and net.out_channels != volume.num_channels and recipe.output.kind == "image":
+    is_apart = (recipe.normalise.per_channel or len(volume.parts) > 1) and volume.num_channels > 1
+    if (
+        is_apart
+        and intensity == "same"
+        and net.combined_channels != volume.num_channels
+        and recipe.output.kind == "image"
+    ):
         raise PlanError(
-            f"normalise.per_channel maps each of {volume.num_channels} channels for itself, and net {net.label} gives "
-            f"{net.out_channels}, which cannot go back to grey levels; set output.intensity=raw"
+            f"{'normalise.per_channel' if recipe.normalise.per_channel else 'input.also'} maps each of "
+            f"{volume.num_channels} channels for itself, and net {net.label} gives "
+            f"{net.combined_channels}, which cannot go back to grey levels; set output.intensity=raw"
         )
 
 
@@ -741,6 +757,11 @@ def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -
     is_kept = np.issubdtype(dtype, np.integer) and (net.integers or (dtype.itemsize <= 2 and dtype != np.int8))
     if recipe.output.kind == "classes":
         return _classes_dtype(recipe, net)
+    if net.combine == "vote":
+        raise PlanError(
+            f"net.combine=vote takes the class that most of {len(net.members)} nets give, and output.kind is "
+            f"{recipe.output.kind}; set output.kind=classes, or net.combine to mean or median"
+        )
     own = net.dtype or (
         "uint8" if intensity == "unit" else dtype.name if intensity == "same" and is_kept else "float32"
     )
@@ -759,7 +780,7 @@ def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -
 
 def _classes_dtype(recipe: Recipe, net: NetFacts) -> str:
     """Return the type of an output of classes, one for each channel of the net, or of the labels of its regions."""
-    num_channels, names = net.out_channels, ", ".join(region.name for region in net.regions)
+    num_channels, names = net.combined_channels, ", ".join(region.name for region in net.regions)
     if net.regions and not any(region.label for region in net.regions):
         raise PlanError(
             f"output.kind=classes: the channels of net {net.label} are regions, which may overlap ({names}), and no "

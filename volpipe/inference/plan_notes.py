@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from volpipe.errors import PlanError
 from volpipe.inference.statistics import is_counted, mapping_notes, resolve_method, sampled_affine
 from volpipe.nets.facts import NetFacts, border_notes, is_shipped, spacing_notes
 from volpipe.nets.trained import Trained, contrast_notes, voxel_notes
@@ -34,7 +35,9 @@ def plan_notes(
     if sample is None:
         return notes
     notes += [*constant_notes(sample), *mapping_notes(recipe, sample)]
-    is_ours = is_shipped(recipe.net) and (recipe.net.weights is None or recipe.net.weights.startswith("volpipe:"))
+    is_ours = is_shipped(recipe.net) and all(
+        each.weights is None or each.weights.startswith("volpipe:") for each in recipe.net.members
+    )
     is_known = is_ours or net.normalise is not None or recipe.net.trained_range is not None
     if given == Normalise() and not is_known and (trained is None or trained.normalise is None):
         notes += default_notes(recipe, sample, net.label)
@@ -49,10 +52,22 @@ def plan_notes(
 
 
 def with_trained_normalisation(recipe: Recipe, trained: Trained | None) -> Recipe:
-    """Return `recipe` with the map of grey levels that its weights learned with, where it gives none itself."""
-    if trained is None or trained.normalise is None or recipe.normalise != Normalise():
+    """Return `recipe` with the map of grey levels that its weights learned with, where it gives none itself.
+
+    Raises:
+        PlanError: the nets of an ensemble learned with different ones.
+    """
+    if trained is None or recipe.normalise != Normalise():
         return recipe
     if recipe.net.trained_range is not None:  # which says how those of other types are mapped
+        return recipe
+    if trained.unlike:
+        one, other, *_ = (each.model_dump(include=each.model_fields_set) for each in trained.unlike)
+        raise PlanError(
+            f"nets of the ensemble learned with different grey levels, {one} and {other}, and all get the same; set "
+            "normalise to what all of them take, or train them with one normalise"
+        )
+    if trained.normalise is None:
         return recipe
     return recipe.model_copy(update={"normalise": trained.normalise})
 

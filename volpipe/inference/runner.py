@@ -25,7 +25,7 @@ from volpipe.blockwise.malloc import keep_freed_memory
 from volpipe.errors import NetError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.plan import Plan
-from volpipe.nets.files import code_hash, short_hash
+from volpipe.nets.files import code_hash_of, short_hash
 from volpipe.nets.identity import NetIdentity
 from volpipe.nets.load import Built, build, check_identity, check_same_net, weights_digest
 from volpipe.nets.net_geometry import is_shortage
@@ -159,7 +159,7 @@ class Runner:
         # Windows that are tried where memory is short could make a net of volumes one of slices.
         built = build(net_choice, search_path, facts=plan.net)
         net, identity = built.net, _built_identity(built, plan)
-        weights, code = weights_digest(net_choice, net, search_path), code_hash(net_choice.name, search_path)
+        weights, code = weights_digest(net_choice, net, search_path), code_hash_of(net_choice, search_path)
         net = net.to(device)
         if plan.channels_last:
             net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
@@ -364,8 +364,7 @@ def _built_identity(built: Built, plan: Plan) -> NetIdentity:
         return built.identified(plan.net)
     from volpipe.nets.functions import function_identity
 
-    source = plan.source
-    return function_identity(plan.recipe.net, plan.net, source.num_channels, np.dtype(source.dtype), plan.search_path)
+    return function_identity(plan.recipe.net, plan.net, plan.source.given, plan.search_path)
 
 
 def take_threads(num: int) -> None:

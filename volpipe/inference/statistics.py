@@ -116,6 +116,15 @@ def resolve_method(choice: Normalise, dtype: np.dtype) -> Normalise:
     return choice.model_copy(update={"method": method})
 
 
+def in_own_type(choice: Normalise, dtype: np.dtype) -> Normalise:
+    """Return `choice` with the method, and the ends, that it has for voxels of `dtype`, to be read in a wider type."""
+    choice = resolve_method(choice, dtype)
+    if choice.method != "range" or choice.low is not None or not np.issubdtype(dtype, np.integer):
+        return choice
+    low, high = _extremes(choice, dtype, None)
+    return choice.model_copy(update={"low": low, "high": high})
+
+
 def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
     """Return whether `choice` asks for statistics that are neither given nor known from the type."""
     choice = resolve_method(choice, dtype)
@@ -237,6 +246,68 @@ def _affine(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -
         )
     eps = choice.eps if choice.method == "percentile" and choice.low is None else 0.0
     return Affine((low + high + eps) / 2, _spread((high - low) / 2, choice.method) + eps / 2)
+
+
+@dataclass(frozen=True)
+class GreyRule:
+    """The rule by which grey levels of a volume are mapped, or of several that are read as one.
+
+    Attributes:
+        choices: of each volume, with its number of channels.
+        dtype: which holds the voxels of all as they are stored.
+    """
+
+    choices: tuple[tuple[Normalise, int], ...]
+    dtype: np.dtype
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether channels are measured, and mapped, apart."""
+        return sum(num for _, num in self.choices) > 1 and (len(self.choices) > 1 or self.choices[0][0].per_channel)
+
+    @property
+    def needs_measuring(self) -> bool:
+        return any(needs_measuring(choice, self.dtype) for choice, _ in self.choices)
+
+    def needs_histogram(self, statistics: Statistics | None = None) -> bool:
+        """Return whether the second pass is needed, once the `statistics` of the first are known."""
+        each = self._of_each(statistics)
+        return any(
+            needs_histogram(choice, self.dtype, own) for (choice, _), own in zip(self.choices, each, strict=True)
+        )
+
+    def measure(self, data: np.ndarray, bins: Sequence[tuple[float, float]] = ()) -> Statistics:
+        """Return the statistics of `data` (c, …), of each channel where they are measured apart."""
+        return measure_each(data, bins) if self.is_apart else measure(data, bins[0] if bins else None)
+
+    def affine(self, statistics: Statistics | None, *, interpolated: bool = False) -> Affine:
+        """Return the map; `statistics` may be None if nothing needs any; see the function `affine`."""
+        if len(self.choices) == 1:
+            return affine(self.choices[0][0], self.dtype, statistics, interpolated=interpolated)
+        maps = list[Affine]()
+        for (choice, num), own in zip(self.choices, self._of_each(statistics), strict=True):
+            maps += affine(choice, self.dtype, own, interpolated=interpolated).of_each(num)
+        return Affine.of_channels(maps)
+
+    def sampled_affine(self, samples: Sequence[np.ndarray]) -> Affine:
+        """Return the map of volumes of which these are `samples` (c, …); see the function `sampled_affine`."""
+        pairs = list(zip(self.choices, samples, strict=True))
+        if len(pairs) == 1:
+            return sampled_affine(self.choices[0][0], samples[0])
+        return Affine.of_channels(
+            [each for (choice, num), voxels in pairs for each in sampled_affine(choice, voxels).of_each(num)]
+        )
+
+    def _of_each(self, statistics: Statistics | None) -> list[Statistics | None]:
+        """Return the statistics of each volume."""
+        if statistics is None or len(self.choices) == 1:
+            return [statistics] * len(self.choices)
+        result, first = list[Statistics | None](), 0
+        for choice, num in self.choices:
+            own = statistics.channels[first : first + num]
+            result.append(replace(join(own), channels=own if choice.per_channel and num > 1 else ()))
+            first += num
+        return result
 
 
 def sampled_affine(choice: Normalise, voxels: np.ndarray) -> Affine:

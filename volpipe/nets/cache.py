@@ -24,6 +24,7 @@ from volpipe.nets.facts import (
     is_shipped,
     models_folder,
     shipped_speeds,
+    speeds_of_members,
     torch_version,
 )
 from volpipe.recipes.inference import NetChoice
@@ -70,7 +71,7 @@ def file_of(choice: NetChoice, search_path: str, what: str) -> Path | None:
     folder = Path(__file__).parent
     code = [folder / "load.py", folder / "facts.py", *sorted(models_folder().glob("*.py"))]
     digest = choice_digest(choice, search_path, code, torch_version(), what)
-    return None if digest is None else cache_file(choice.name, digest)
+    return None if digest is None else cache_file(files.label_of(choice.name), digest)
 
 
 def cache_file(name: str, digest: str) -> Path:
@@ -96,16 +97,19 @@ def kept(memory: Path | None, kind: type[R], make: Callable[[], R]) -> R:
 
 def without_weights(choice: NetChoice) -> NetChoice:
     """Return the `choice` of the same net with whatever weights."""
-    return choice.model_copy(update={"weights": None, "weights_key": None})
+    without = {"weights": None, "weights_key": None}
+    several = choice.ensemble and tuple(entry.model_copy(update=without) for entry in choice.ensemble)
+    return choice.model_copy(update={**without, "ensemble": several})
 
 
 def file_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the cache file for `what` of a net from a file; None for a net whose code may be anywhere."""
-    place = choice.name.removeprefix(files.FUNCTION).rpartition(":")[0]
-    is_file = files.is_program(choice.name) or place.endswith(".py")
-    if not (is_file or (place and files.is_beside(place, Path(search_path)))):
-        return None
-    code = files.code_hash(choice.name, search_path)
+    for name in (member.name for member in choice.members):
+        place = name.removeprefix(files.FUNCTION).rpartition(":")[0]
+        is_file = files.is_program(name) or place.endswith(".py") or (choice.ensemble and not place)
+        if not (is_file or (place and files.is_beside(place, Path(search_path)))):
+            return None
+    code = files.code_hash_of(choice, search_path)
     modules = sorted(Path(__file__).parent.glob("*.py"))
     digest = choice_digest(without_weights(choice), search_path, modules, torch_version(), code, what)
     return cache_file(files.label_of(choice.name), digest) if code and digest else None
@@ -159,4 +163,10 @@ def _speeds_key(facts: NetFacts, processor: str) -> str:
 
 def known_speeds(choice: NetChoice, facts: NetFacts, search_path: str, processor: str) -> NetSpeeds | None:
     """Return what windows of the net of `choice` cost on a `processor`: as measured there, else as shipped."""
-    return kept_speeds(choice, facts, search_path, processor) or shipped_speeds(choice)
+    known = kept_speeds(choice, facts, search_path, processor) or shipped_speeds(choice)
+    if known is not None or choice.ensemble is None:
+        return known
+    pairs = zip(choice.members, facts.each, strict=True)
+    of_members = [known_speeds(member, own, search_path, processor) for member, own in pairs]
+    measured = [speeds for speeds in of_members if speeds is not None]
+    return speeds_of_members(measured) if len(measured) == len(of_members) else None

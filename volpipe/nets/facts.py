@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import version
@@ -56,7 +56,15 @@ S = TypeVar("S", Windows, Output)
 UNITS = (1e-1, 1.0, 1e3, 1e6)  # nm in the units that makers count in: Å, nm, µm, mm
 RESAMPLED_UNITS = UNITS[1:]  # far enough apart that the sizes of a volume tell which is meant
 FARTHEST = 4.0  # times as long voxels, on the mean of the axes: beyond that another unit may be meant
-OPTIONAL = {"context", "margin", "output", "plane", "remainder"}  # which no hash of a net without them holds
+OPTIONAL = {
+    "combine",
+    "context",
+    "ensemble",
+    "margin",
+    "output",
+    "plane",
+    "remainder",
+}  # which no hash of a net without them holds
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +96,13 @@ class NetFacts(BaseModel):
             some unit; 0 along an axis where any will do.
         interpolation: how volumes of other voxels are resampled to these; None where they are refused.
         dtype: of what a function on arrays gives, which gets voxels as they are stored; "" of a net.
+        given: channels and type of each volume that a function gets, of several.
         identity: by which a user's net differs from others, beside its weights and its source.
         crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
         regions: one for each channel where these are no exclusive classes.
         least: the smallest window that its maker allows.
+        members: those of the nets of an ensemble, in its order, but for their identities, which its own has.
+        combine: what is taken of their outputs; "" of a single net.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -126,7 +137,10 @@ class NetFacts(BaseModel):
     regions: tuple[LabelRegion, ...] = ()
     least: Sizes = (1, 1, 1)
     dtype: str = ""
+    given: tuple[tuple[int, str], ...] = ()
     identity: NetIdentity = NetIdentity()
+    members: tuple[NetFacts, ...] = ()
+    combine: Literal["", "mean", "median", "vote"] = ""
 
     @model_serializer(mode="wrap")
     def _of_net(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -134,7 +148,8 @@ class NetFacts(BaseModel):
         tree: dict[str, object] = dump(self)
         is_set = {
             "dtype": self.dtype, "regions": self.regions, "least": max(self.least) > 1,
-            "identity": self.identity != NetIdentity(),
+            "identity": self.identity != NetIdentity(), "members": self.members, "combine": self.combine,
+            "given": self.given,
         }  # fmt: skip
         return {key: value for key, value in tree.items() if is_set.get(key, True)}
 
@@ -155,6 +170,27 @@ class NetFacts(BaseModel):
                 "arrays": (array,),
             }
         )  # fmt: skip
+
+    @property
+    def each(self) -> tuple[NetFacts, ...]:
+        """The facts of the nets of an ensemble; these where there is one net."""
+        if not self.members:
+            return (self,)
+        pairs = zip(self.members, self.identity.members, strict=True)
+        return tuple(own.model_copy(update={"identity": identity}) for own, identity in pairs)
+
+    @property
+    def num_stacked(self) -> int:
+        """How many nets have their channels one after the other in `out_channels`, until windows are joined.
+
+        A mean is taken before: that of joined windows is the same. Medians and votes are not.
+        """
+        return len(self.members) if self.combine in ("median", "vote") else 1
+
+    @property
+    def combined_channels(self) -> int:
+        """Channels of the output, those of the nets of an ensemble combined."""
+        return self.out_channels // self.num_stacked
 
     @property
     def across(self) -> int | None:
@@ -233,6 +269,24 @@ class NetSpeeds(BaseModel):
         return found.get(arithmetic._replace(precision="float32") if is_tf32 else arithmetic)
 
 
+def speeds_of_members(speeds: Sequence[NetSpeeds]) -> NetSpeeds:
+    """Return what windows cost nets that are called one after the other, as far as all of them were measured."""
+    first, *others = speeds
+    joined = list[WindowSpeeds]()
+    for own in first.speeds:
+        rest = [found for each in others if (found := each.of(own.arithmetic)) is not None]
+        if len(rest) < len(others):
+            continue
+        windows = []
+        for speed in own.windows:
+            seconds = [each.seconds(math.prod(speed.window)) for each in rest]
+            if None not in seconds:
+                windows.append(speed.model_copy(update={"seconds": speed.seconds + math.fsum(filter(None, seconds))}))
+        most = max(each.bytes_per_voxel for each in (own, *rest))
+        joined.append(WindowSpeeds(arithmetic=own.arithmetic, bytes_per_voxel=most, windows=tuple(windows)))
+    return NetSpeeds(processor=first.processor, speeds=tuple(joined))
+
+
 class PrecisionDifference(BaseModel):
     """How the output of a net in another precision differs from that in float32, over an invented volume of 8 bits.
 
@@ -265,13 +319,13 @@ def weights_path(weights: str, search_path: str) -> Path:
 
 
 def is_shipped(choice: NetChoice) -> bool:
-    """Return whether the net's code ships with volpipe."""
-    return not (":" in choice.name or is_program(choice.name))
+    """Return whether the net's code ships with volpipe, that of all nets of an ensemble."""
+    return not any(":" in member.name or is_program(member.name) for member in choice.members)
 
 
 def facts_key(choice: NetChoice) -> str | None:
     """Return the key in facts.json of a net with shipped code and weights; None for the user's code or weights."""
-    own = (choice.weights or SHIPPED_WEIGHTS).startswith(SHIPPED_WEIGHTS)
+    own = choice.ensemble is None and (choice.weights or SHIPPED_WEIGHTS).startswith(SHIPPED_WEIGHTS)
     return choice_digest(choice, "", [models_folder() / f"{choice.name}.py"]) if own and is_shipped(choice) else None
 
 
@@ -279,7 +333,7 @@ def choice_digest(choice: NetChoice, search_path: str, files: Iterable[Path], *m
     """Return the hash of a net's section, of its weights and of these `files`; None where one is missing."""
     unset = {key for key in OPTIONAL if getattr(choice, key) is None}
     result = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN | unset))).encode())
-    weights = [] if choice.weights is None else [weights_path(choice.weights, search_path)]
+    weights = [weights_path(each.weights, search_path) for each in choice.members if each.weights is not None]
     for file in (*files, *weights):
         if not file.is_file():
             return None  # build_net refuses it
@@ -344,7 +398,7 @@ def bytes_per_voxel(choice: NetChoice, arithmetic: Arithmetic = FLOAT32) -> floa
 
 def shape_key(choice: NetChoice) -> str | None:
     """Return the hash of a shipped net's code and options, without its weights; None for a user's net."""
-    return facts_key(NetChoice(name=choice.name, options=choice.options))
+    return None if choice.ensemble else facts_key(NetChoice(name=choice.name, options=choice.options))
 
 
 @cache
@@ -361,6 +415,10 @@ def check_trained(choice: NetChoice, facts: NetFacts) -> None:
     Raises:
         PlanError: with the ways out.
     """
+    if choice.ensemble is not None:
+        for member, own in zip(choice.members, facts.each, strict=True):
+            check_trained(member, own)
+        return
     if not facts.num_parameters or choice.weights is not None or choice.untrained or is_program(choice.name):
         return
     if is_shipped(choice):
@@ -404,7 +462,7 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         )
     _check_spacing(volume, net)
     offsets = recipe.net.offsets
-    channels = [array.stop - array.first for array in net.arrays] or [net.out_channels]
+    channels = [array.stop - array.first for array in net.arrays] or [net.combined_channels]
     if offsets is not None and channels.count(len(offsets)) != 1:
         raise PlanError(
             f"net.offsets names {_channel_count(len(offsets))}, net {net.label} makes "
@@ -537,7 +595,8 @@ def _remedy(volume: Volume, net: NetFacts) -> str:
         return f"choose a channel, such as --set input.channel=0, or {other_net}"
     if volume.view.channel is not None and volume.num_stored_channels == net.in_channels:
         return f"leave out input.channel, or choose {other_net}"
-    return f"choose {other_net}, or an array of {_channel_count(net.in_channels)}"
+    more = ", or give the volumes of the other channels as input.also" if volume.num_channels < net.in_channels else ""
+    return f"choose {other_net}, or an array of {_channel_count(net.in_channels)}{more}"
 
 
 def cautions(recipe: Recipe, facts: NetFacts) -> list[str]:
@@ -647,6 +706,10 @@ def check_named(choice: NetChoice, folder: Path) -> None:
     Raises:
         VolpipeError: with what is wrong.
     """
+    if choice.ensemble is not None:
+        for member in choice.members:
+            check_named(member, folder)
+        return
     place = "" if is_program(choice.name) else choice.name.removeprefix(FUNCTION).rpartition(":")[0]
     if is_program(choice.name) or place.endswith(".py"):
         file = folder / (place or place_of(choice.name))

@@ -344,6 +344,17 @@ def code_hash(name: str, search_path: str) -> str:
     return digest.hexdigest() if files else ""
 
 
+def code_hash_of(choice: NetChoice, search_path: str) -> str:
+    """Return the SHA-256 of the source of the net of `choice`; of that of each net, in order, of an ensemble."""
+    hashes = [code_hash(member.name, search_path) for member in choice.members]
+    return hashes[0] if choice.ensemble is None else joined_hash(hashes)
+
+
+def joined_hash(hashes: Iterable[str]) -> str:
+    """Return the SHA-256 of several hashes in their order."""
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+
+
 def code_files(name: str, search_path: str) -> tuple[list[Path], list[Path]]:
     """Return the source files of the net `name`, and the user's files elsewhere that they import.
 

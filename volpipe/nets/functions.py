@@ -2,7 +2,8 @@
 
 Not here: nets of torch (load, adapter). A function gets a block with its halo, as it is stored, (z, y, x), or
 (c, z, y, x) of several channels, and returns as many voxels, of as many channels as it likes; the halo is cut off
-later. It may change its block. `numpy:file.py:function` names it where others name a net::
+later. It may change its block. Of several volumes it gets a block each. `numpy:file.py:function` names it where others
+name a net::
 
     |hh|bbbbbbbb|hh|  ->  |hh|rrrrrrrr|hh|      h: halo, in which the result need not be right
 """
@@ -10,7 +11,7 @@ later. It may change its block. `numpy:file.py:function` names it where others n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,15 +32,25 @@ CORE, THIN = 8, 4  # voxels of a block that is tried, along the axis that is loo
 FURTHER = 16  # voxels by which a block is longer, in which a function sees what a shorter one hides
 SAME = 1e-5  # of the largest value: more than another order of sums changes
 GIVEN = {"float16": "float32", "float64": "float32", "bool": "uint8"}  # types that are stored as another
+Given = Sequence[tuple[int, str]]  # channels and type of each volume
 UNFIT = ("weights", "weights_key", "output", "plane", "context", "scale", "margin", "remainder", "stride", "offsets")
 
 
 class ArrayFunction(nn.Module):
-    """A function on arrays with the interface of a net, for blocks (n, c, z, y, x) as they are stored, on the CPU."""
+    """A function on arrays with the interface of a net, for blocks (n, c, z, y, x) as they are stored, on the CPU.
 
-    def __init__(self, name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:  # Any: the user's own
+    `given` has the channels and the type of each volume of several; nothing of one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        options: dict[str, Any],  # Any: the user's own
+        given: Given = (),
+    ) -> None:
         super().__init__()
-        self.name, self.function, self.options = name, function, options
+        self.name, self.function, self.options, self.given = name, function, options, given
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.stack([self.of(block) for block in windows.numpy()]))
@@ -52,7 +63,7 @@ class ArrayFunction(nn.Module):
             VolpipeError: the function fails.
         """
         try:
-            result = self.function(block[0] if len(block) == 1 else block, **self.options)
+            result = self.function(*self._blocks_of(block), **self.options)
         except (Exception, SystemExit) as error:  # the user's code
             raise VolpipeError(
                 f"function {self.name} fails for a block of {block.shape[1:]} voxels of {block.dtype}: "
@@ -71,15 +82,24 @@ class ArrayFunction(nn.Module):
         stored = np.dtype(GIVEN.get(result.dtype.name, result.dtype.name))
         return np.ascontiguousarray(result if result.ndim == 4 else result[np.newaxis], stored)
 
+    def _blocks_of(self, block: np.ndarray) -> list[np.ndarray]:
+        """Return the part of `block` (c, z, y, x) of each volume in its own type; a single channel is no axis."""
+        blocks, first = list[np.ndarray](), 0
+        for num, dtype in self.given or ((len(block), block.dtype.name),):
+            part = block[first : first + num].astype(dtype, copy=bool(self.given))
+            blocks.append(part[0] if num == 1 else part)
+            first += num
+        return blocks
 
-def build_function(choice: NetChoice, search_path: str) -> ArrayFunction:
-    """Return the function that `choice` names.
+
+def build_function(choice: NetChoice, search_path: str, given: Given = ()) -> ArrayFunction:
+    """Return the function that `choice` names; `given` is as of `ArrayFunction`.
 
     Raises:
         VolpipeError: there is none.
     """
     name = choice.name.removeprefix(FUNCTION)
-    return ArrayFunction(name, load_function(name, search_path), choice.options)
+    return ArrayFunction(name, load_function(name, search_path), choice.options, given)
 
 
 def function_facts(choice: NetChoice) -> NetFacts:
@@ -98,15 +118,16 @@ def function_facts(choice: NetChoice) -> NetFacts:
     )  # fmt: skip
 
 
-def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype, search_path: str) -> NetFacts:
-    """Return `facts` of a function with channels and type of its results, by trying it for a volume's own.
+def tried(choice: NetChoice, facts: NetFacts, given: Given, search_path: str) -> NetFacts:
+    """Return `facts` of a function with channels and type of its results, by trying it for those `given`.
 
-    It is tried over random voxels of that type, single ones and cubes of 4, so that most of what it sees is noticed.
+    It is tried over random voxels of these types, single ones and cubes of 4, so that most of what it sees is noticed.
 
     Raises:
         PlanError: it fails, gives another result each time, or sees more than its halo.
     """
-    function, trial = build_function(choice, search_path), RandomBlocks(num_channels, dtype)
+    several = tuple(given) if len(given) > 1 else ()
+    function, trial = build_function(choice, search_path, several), RandomBlocks(given)
     try:
         block = trial.blocks(triple(2 * h + CORE for h in facts.halo))[0]
         result, again = function.of(block.copy()), function.of(block.copy())
@@ -124,21 +145,19 @@ def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype
     are_labels = np.issubdtype(result.dtype, np.integer) and result.dtype.itemsize >= 4
     return facts.model_copy(
         update={
-            "in_channels": num_channels, "out_channels": len(result), "dtype": result.dtype.name,
+            "in_channels": sum(num for num, _ in given), "out_channels": len(result), "dtype": result.dtype.name,
             "output": Output(kind="labels") if are_labels else None,
-            "identity": function_identity(choice, facts, num_channels, dtype, search_path),
+            "identity": function_identity(choice, facts, given, search_path), "given": several,
         }
     )  # fmt: skip
 
 
-def function_identity(
-    choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype, search_path: str
-) -> NetIdentity:
+def function_identity(choice: NetChoice, facts: NetFacts, given: Given, search_path: str) -> NetIdentity:
     """Return the identity of the function that `choice` names: files that it opens, and samples of its results."""
     name = choice.name.removeprefix(FUNCTION)
     with running(name, search_path) as opened:
-        function = build_function(choice, search_path)
-        blocks = RandomBlocks(num_channels, dtype).blocks(triple(2 * h + CORE for h in facts.halo))
+        function = build_function(choice, search_path, given if len(given) > 1 else ())
+        blocks = RandomBlocks(given).blocks(triple(2 * h + CORE for h in facts.halo))
         output = [value for block in blocks for value in samples(function.of(block))]
     return NetIdentity(files=opened.hashes(*code_files(choice.name, search_path)), output=tuple(output))
 
@@ -154,24 +173,22 @@ def _too_small(name: str, halo: Triple, reach: list[int], wider: Triple) -> str:
 
 
 class RandomBlocks:
-    """Random blocks of one type, on which a function is tried."""
+    """Random blocks on which a function is tried: of each volume `given`, in the type that holds all of them."""
 
-    def __init__(self, num_channels: int, dtype: np.dtype, seed: int = 0) -> None:
-        self.num_channels, self.dtype, self.seed = num_channels, dtype, seed
+    def __init__(self, given: Given, seed: int = 0) -> None:
+        self.given = [(num, np.dtype(dtype)) for num, dtype in given]
+        self.dtype, self.seed = np.result_type(*(dtype for _, dtype in self.given)), seed
 
     def blocks(self, shape: Triple) -> list[np.ndarray]:
         """Return blocks (c, z, y, x) of random voxels, and of random cubes."""
-        rng, sizes = np.random.default_rng(self.seed), (self.num_channels, *shape)
-        coarse = (self.num_channels, *(-(-n // 4) for n in shape))
+        rng, coarse = np.random.default_rng(self.seed), triple(-(-n // 4) for n in shape)
+        fine = self._noise(rng, shape)
         cubes = self._noise(rng, coarse).repeat(4, 1).repeat(4, 2).repeat(4, 3)
-        return [self._noise(rng, sizes), np.ascontiguousarray(cubes[:, : shape[0], : shape[1], : shape[2]])]
+        return [fine, np.ascontiguousarray(cubes[:, : shape[0], : shape[1], : shape[2]])]
 
-    def _noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        if np.issubdtype(self.dtype, np.floating):
-            return rng.random(shape).astype(self.dtype)
-        info = np.iinfo(self.dtype)
-        low, high = (info.min, info.max) if self.dtype.itemsize <= 2 else (0, 50)  # of labels a few
-        return rng.integers(low, high, shape, self.dtype, endpoint=True)
+    def _noise(self, rng: np.random.Generator, shape: Triple) -> np.ndarray:
+        parts = [random_voxels(rng, (num, *shape), dtype) for num, dtype in self.given]
+        return np.concatenate(parts, dtype=self.dtype)
 
     def reach(self, function: ArrayFunction, axis: int, halo: Triple) -> int:
         """Return how far from its faces along `axis` the result for a block differs from that for a longer block."""
@@ -191,6 +208,15 @@ class RandomBlocks:
             differs, size = (~is_same(own, whole)).any(axis=others), own.shape[1 + axis]
             depths += [min(int(i) + 1, size - int(i)) for i in np.flatnonzero(differs)]
         return max(depths)
+
+
+def random_voxels(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return voxels of any value of `dtype`, of labels a few; of floats 0 to 1."""
+    if np.issubdtype(dtype, np.floating):
+        return rng.random(shape).astype(dtype)
+    info = np.iinfo(dtype)
+    low, high = (info.min, info.max) if dtype.itemsize <= 2 else (0, 50)
+    return rng.integers(low, high, shape, dtype, endpoint=True)
 
 
 def is_same(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,7 @@ class NetIdentity(BaseModel):
         files: SHA-256 by name of each file that the net's code opened or imported from a user's folder.
         output: values for a fixed window and fixed weights; none where it takes none of those tried.
         attributes: SHA-256 of all numbers and tensors of its modules; it is of this machine and is not stored.
+        members: those of the nets of an ensemble, in its order, which has nothing else.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,21 +56,35 @@ class NetIdentity(BaseModel):
     files: dict[str, str] = Field(default_factory=dict)
     output: tuple[float, ...] = ()
     attributes: str = Field("", exclude=True)
+    members: tuple[NetIdentity, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _of_net(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Return the identity as a dictionary, with members only of an ensemble."""
+        tree: dict[str, object] = dump(self)
+        return tree if self.members else {key: value for key, value in tree.items() if key != "members"}
 
     @property
     def digest(self) -> str:
         """A hash of the whole identity, for the cache of this machine, on which outputs are rounded alike."""
-        return hashlib.sha256(f"{self.form} {self.attributes}".encode()).hexdigest()
+        attributes = " ".join([self.attributes, *(each.attributes for each in self.members)])
+        return hashlib.sha256(f"{self.form} {attributes}".encode()).hexdigest()
 
     @property
     def form(self) -> str:
         """A hash of what decides how long the net takes, whatever its weights."""
+        if self.members:
+            return hashlib.sha256(" ".join(each.form for each in self.members).encode()).hexdigest()
         largest = max(map(abs, self.output), default=0.0) or 1.0
         output = [round(value / largest, COARSE_DIGITS) for value in self.output]
         return hashlib.sha256(f"{self.layers} {self.files} {output}".encode()).hexdigest()
 
     def differences(self, other: NetIdentity) -> list[str]:
         """Return a sentence for each difference of the net `other` from this one; none of nets that compute alike."""
+        pairs = enumerate(zip(self.members, other.members, strict=False), 1)
+        of_members = [f"net {i} of the ensemble: {each}" for i, (own, now) in pairs for each in own.differences(now)]
+        if of_members:
+            return of_members
         files = [name for name, digest in self.files.items() if other.files.get(name, digest) != digest]
         sentences = [f"{name}, from which it is built, changed" for name in files]
         if self.layers and other.layers and self.layers != other.layers:

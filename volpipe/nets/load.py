@@ -31,6 +31,7 @@ from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets import files
 from volpipe.nets.agreement import find_disagreement, find_nondeterminism
 from volpipe.nets.cache import file_of, file_of_code, kept, once
+from volpipe.nets.ensemble_facts import ensemble_facts
 from volpipe.nets.facts import (
     NetFacts,
     check_shipped,
@@ -73,6 +74,7 @@ class Built:
 
     net: nn.Module
     identity: NetIdentity = field(default_factory=NetIdentity)
+    members: tuple[Built, ...] = ()  # of an ensemble
 
     def identified(self, facts: NetFacts | None = None) -> NetIdentity:
         """Return the identity of the net, its output for a fixed window included.
@@ -80,6 +82,9 @@ class Built:
         Args:
             facts: of the net, which say what window it takes where it takes none of the usual ones.
         """
+        if self.members:
+            known = facts.each if facts is not None else (None,) * len(self.members)
+            return NetIdentity(members=tuple(map(Built.identified, self.members, known)))
         if not self.identity.layers:
             return self.identity
         output = self._usual_output
@@ -132,12 +137,20 @@ def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = 
     Raises:
         VolpipeError: no such net, options it does not take, weights that do not fit it, or untrusted code.
     """
+    if choice.ensemble is not None:
+        from volpipe.nets.ensemble import Ensemble
+
+        known = facts.each if facts is not None else (None,) * len(choice.ensemble)
+        members = tuple(
+            build(member, search_path, facts=own) for member, own in zip(choice.members, known, strict=True)
+        )
+        return Built(Ensemble([each.net for each in members], choice.combine or "mean"), members=members)
     if choice.name.endswith(".py"):
         raise VolpipeError(_functions_hint(choice.name, search_path))
     if files.is_function(choice.name):
         from volpipe.nets.functions import build_function
 
-        return Built(build_function(choice, search_path))
+        return Built(build_function(choice, search_path, () if facts is None else facts.given))
     import torch
 
     from volpipe.nets.adapter import Adapter, takes_single, takes_slices
@@ -269,6 +282,11 @@ def describe(choice: NetChoice, search_path: str = "", window: Triple | None = N
     Raises:
         VolpipeError: as `build_net`, or for an impossible fact.
     """
+    if choice.ensemble is not None:
+        if functions := [member.name for member in choice.members if files.is_function(member.name)]:
+            raise PlanError(f"{functions[0]} is a function on arrays, and net.ensemble is of nets; leave it out")
+        members = [describe(member, search_path, window) for member in choice.members]
+        return ensemble_facts(members, choice.combine or "mean")
     if files.is_function(choice.name):
         from volpipe.nets.functions import function_facts
 
@@ -423,11 +441,11 @@ def fitted(choice: NetChoice, facts: NetFacts, volume: Volume, search_path: str 
     Raises:
         PlanError: the function fails, or sees more than the halo that it declares.
     """
-    if not files.is_function(choice.name):
+    if choice.ensemble is not None or not files.is_function(choice.name):
         return facts
     from volpipe.nets.functions import tried
 
-    return tried(choice, facts, volume.num_channels, volume.dtype, search_path)
+    return tried(choice, facts, [(part.num_channels, part.dtype.name) for part in volume.parts], search_path)
 
 
 @once
@@ -440,6 +458,10 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     Raises:
         PlanError: with the declared and the right number.
     """
+    if choice.ensemble is not None:
+        for member, own in zip(choice.members, facts.each, strict=True):
+            check_geometry(member, own, window, search_path)
+        return
     if files.is_function(choice.name):  # which was tried
         return
     if is_shipped(choice):
@@ -564,6 +586,12 @@ def weights_hash(net: nn.Module) -> str:
 
 def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
     """Return the SHA-256 of the weights of `net`, which `choice` names: of its file if it has them, else of tensors."""
+    if choice.ensemble is not None:
+        from volpipe.nets.ensemble import Ensemble
+
+        assert isinstance(net, Ensemble)
+        pairs = zip(choice.members, net.nets, strict=True)
+        return files.joined_hash(weights_digest(member, own, search_path) for member, own in pairs)
     kind = files.file_kind(choice.name)
     is_file = kind is not None and kind.has_weights_file and not choice.weights
     return files.file_hash(choice, search_path) if is_file else weights_hash(net)
@@ -590,7 +618,9 @@ def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> N
     """
     if weights_sha256 == facts.weights_sha256:
         return
-    if choice.weights is not None or files.is_program(choice.name):
+    if choice.ensemble is not None:
+        why = "a net of the ensemble changed after the run began; put the old files back, or start over with --fresh"
+    elif choice.weights is not None or files.is_program(choice.name):
         changed = choice.weights or choice.name
         why = f"{changed} changed after the run began; put the old file back, or start over with --fresh"
     else:
@@ -613,6 +643,10 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
     Raises:
         PlanError: the net does not take the window, or the shapes differ; the message has both.
     """
+    if choice.ensemble is not None:
+        for member, own in zip(choice.members, facts.each, strict=True):
+            check_shapes(member, own, window, search_path)
+        return
     if files.is_function(choice.name):
         return
     if look_up(choice) is not None and not any(w % s for w, s in zip(window, facts.stride, strict=True)):

@@ -19,6 +19,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.nets.declared import ServedNet
+from volpipe.nets.ensemble import mean_of
 from volpipe.text import read_text
 
 
@@ -72,19 +73,12 @@ class MadeNet(ServedNet):
         if self.greys:
             one, *others = self.greys
             x = torch.stack([grey(x[:, i]) for i, grey in enumerate(self.greys)], 1) if others else one(x)
-        total = sum(self._mirrored(net, x) for net in self.nets)
-        assert isinstance(total, torch.Tensor)
-        return total / len(self.nets) if len(self.nets) > 1 else total
+        return mean_of(self._mirrored(net, x) for net in self.nets)
 
     def _mirrored(self, net: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return the mean of what `net` gives for the mirrored forms of `x`, turned back."""
-        total: torch.Tensor | None = None
-        for form in self.forms:
-            axes = [2 + axis for axis in form]
-            out = torch.flip(net(torch.flip(x, axes)), axes) if axes else net(x)
-            total = out if total is None else total + out
-        assert total is not None
-        return total / len(self.forms) if len(self.forms) > 1 else total
+        forms = ([2 + axis for axis in form] for form in self.forms)
+        return mean_of(torch.flip(net(torch.flip(x, axes)), axes) if axes else net(x) for axes in forms)
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.nets.facts import weights_path
 from volpipe.recipes.inference import NetChoice, Normalise
@@ -44,10 +44,27 @@ class Trained(BaseModel):
     voxel_sizes_nm: tuple[Lengths, ...] = ()
     line_contrasts: tuple[float, ...] = ()
     normalise: Normalise | None = None
+    unlike: tuple[Normalise, ...] = Field((), exclude=True)  # those of the nets of an ensemble, where they differ
 
     @classmethod
     def beside(cls, choice: NetChoice, search_path: str) -> Trained | None:
-        """Return the file beside the weights of `choice` that describes their training; None without one."""
+        """Return the file beside the weights of `choice` that describes their training; None without one.
+
+        Of an ensemble, those of all nets together.
+        """
+        if choice.ensemble is not None:
+            known = list(filter(None, (cls.beside(member, search_path) for member in choice.members)))
+            maps = tuple(dict.fromkeys(each.normalise for each in known if each.normalise is not None))
+            return (
+                cls(
+                    voxel_sizes_nm=tuple(dict.fromkeys(size for each in known for size in each.voxel_sizes_nm)),
+                    line_contrasts=tuple(contrast for each in known for contrast in each.line_contrasts),
+                    normalise=maps[0] if len(maps) == 1 else None,
+                    unlike=maps if len(maps) > 1 else (),
+                )
+                if known
+                else None
+            )
         if choice.weights is None:
             return None
         path = trained_path(weights_path(choice.weights, search_path))

@@ -47,13 +47,17 @@ def mean_of_forms(
     """
     if augment == "none":
         return net(windows).float()
+    import torch
+
     total: torch.Tensor | None = None
     number = 0
     for mirrored, is_turned in forms(augment):
         form = windows.transpose(Y, X) if is_turned else windows
         out = net(form.flip(mirrored).contiguous() if mirrored or is_turned else form).float().flip(mirrored)
         out = out.transpose(Y, X) if is_turned else out
-        out = out if offsets is None else _with_pairs_put_back(out, offsets, (mirrored, is_turned))
+        if offsets is not None:  # of an ensemble, the channels of one net after the other
+            nets = torch.split(out, len(offsets), dim=1)
+            out = torch.cat([_with_pairs_put_back(each, offsets, (mirrored, is_turned)) for each in nets], dim=1)
         total = out if total is None else total + out
         number += 1
     assert total is not None

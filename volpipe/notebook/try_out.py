@@ -27,7 +27,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
-from volpipe.inference.statistics import affine, join, measure, needs_histogram, needs_measuring, sampled_affine
+from volpipe.inference.statistics import join
 from volpipe.inference.windows import StreamedWindows
 from volpipe.notebook.boxes import Sizes, checked_at, checked_size
 from volpipe.notebook.pictures import Drawn, channel_note, first_channel, slices_of
@@ -206,7 +206,7 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume) -> tuple[Plan, Volum
     out = str(Path(tempfile.gettempdir(), f"volpipe-{uuid.uuid4().hex}.zarr"))  # which nobody writes
     plan = prepare_for(source, whole, out, Path.cwd())
     check_window(plan)
-    return plan, resampled(source, plan.source.resampling), notes
+    return plan, plan.source.volume() if plan.source.also else resampled(source, plan.source.resampling), notes
 
 
 def _tried_box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
@@ -244,23 +244,24 @@ def computed(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box:
 
 def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
     """Return the map of grey levels, and a note if it is not that of a run: of large volumes a sample is measured."""
-    choice, dtype = plan.recipe.normalise, plan.source.grey_dtype
-    if not needs_measuring(choice, dtype):
-        return affine(choice, dtype, None), []
-    num_bytes = math.prod(plan.source.shape) * plan.source.num_channels * dtype.itemsize
+    rule = plan.grey_rule
+    if not rule.needs_measuring:
+        return rule.affine(None), []
+    num_bytes = math.prod(plan.source.shape) * plan.source.num_channels * rule.dtype.itemsize
     if num_bytes <= MOST_MEASURED:
         boxes = [plan.lattice.core_box(block) for block in range(len(plan.blocks))]
         reader = source.open()
-        statistics = join(measure(reader.read_own(box)) for box in boxes)
-        if needs_histogram(choice, dtype, statistics):
-            ends = (statistics.low, statistics.high)
-            statistics = join(measure(reader.read_own(box), ends) for box in boxes)
-        return affine(choice, dtype, statistics), []
+        statistics = join(rule.measure(reader.read_own(box)) for box in boxes)
+        if rule.needs_histogram(statistics):
+            ends = statistics.ends
+            statistics = join(rule.measure(reader.read_own(box), ends) for box in boxes)
+        return rule.affine(statistics), []
     numbers = np.random.default_rng(0).choice(len(plan.blocks), min(SAMPLED_BOXES, len(plan.blocks)), replace=False)
     cores = [plan.lattice.core_box(int(number)) for number in sorted(numbers)]
     parts = [part_around(core, middle_of(core), (SAMPLED_EDGE,) * 3) for core in cores]
     voxels = np.concatenate([source.crop(part).reshape(plan.source.num_channels, -1) for part in parts], axis=1)
-    mapped = sampled_affine(choice, voxels)
+    stops = np.cumsum([num for _, num in rule.choices])
+    mapped = rule.sampled_affine(np.split(voxels, stops[:-1]))
     note = (
         f"grey levels are normalised by {voxels.size:,} voxels from {len(numbers)} places, a run measures all "
         f"{num_bytes / (1 << 30):,.1f} GiB: its output may differ a little; normalise.low and high (mean and std) "

@@ -155,7 +155,9 @@ def _phrase(kind: Any, metadata: Sequence[Any]) -> str:  # Any: a type, or a for
         axes = " [z, y, x]" if len(inner) == 3 else ""
         return f"a list of {NUMBERS.get(len(inner), len(inner))} {_plural(_phrase(inner[0], metadata))}{axes}"
     if origin in (tuple, list):
-        if _section(inner[0]):
+        if (section := _section(inner[0])) is not None:
+            if getattr(section, "from_text", False):
+                return f"a list of texts, or of tables with the keys {', '.join(section.model_fields)}"
             return "a list of sections, each begun as [[data]]"
         return f"a list of {_plural(_phrase(inner[0], ()))}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):

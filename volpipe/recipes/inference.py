@@ -119,6 +119,65 @@ def typed_view(
     return View(int(channel) if channel is not None and channel.isdecimal() else channel, time, size, place, incomplete)
 
 
+class Normalise(Section):
+    """Grey levels as the net sees them. Global: given here, or measured once over the volume, never per window."""
+
+    method: Literal["auto", "none", "range", "zscore", "percentile", "bytes"] = "auto"
+    """"range": low and high to -1 and 1, without them the ends of the type (of floats, those of the volume). "zscore":
+    mean 0, standard deviation 1. "percentile": the two percentiles to -1 and 1. "none": values as they are. "bytes":
+    low and high to -1 and 1, without them 0 and 255, of floats also 0 and 1, if all voxels lie there; else as
+    percentile. "auto": by what is given; else the range for types of 8 bits, and percentile for others, or bytes where
+    `net.trained_range` is known and a sample has grey levels of 8 bits in another type."""
+    low: float | None = None
+    """The grey level that the net gets as -1; give it with high. Of 8 bits, -255 and 255 give the net image / 255."""
+    high: float | None = None
+    """The grey level that the net gets as 1; give it with low."""
+    mean: float | None = None
+    """The grey level that the net gets as 0, with zscore; give it with std."""
+    std: float | None = Field(None, gt=0)
+    """The standard deviation, in grey levels, that becomes 1 with zscore; give it with mean."""
+    percentiles: tuple[float, float] = (0.5, 99.5)
+    """The two percentiles that become -1 and 1, where they are measured."""
+    per_channel: bool = False
+    """Whether each channel of a volume is measured, and mapped, for itself."""
+    eps: float = Field(0.0, ge=0)
+    """Added to a deviation, and to the distance of two percentiles, that are measured; packages of bioimage.io ask for
+    it."""
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Normalise:
+        if (self.low is None) != (self.high is None) or (self.mean is None) != (self.std is None):
+            raise ValueError("give low and high together, and mean and std together")
+        if self.mean is not None and (self.low is not None or self.method not in ("auto", "zscore")):
+            raise ValueError("mean and std are for method zscore, without low and high; leave out what is not meant")
+        if self.low is not None and self.method not in ("auto", "range", "percentile", "bytes"):
+            raise ValueError(f"low and high are for method range, not {self.method}; leave out what is not meant")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f"low {self.low} must be below high {self.high}")
+        if not 0 <= self.percentiles[0] < self.percentiles[1] <= 100:
+            raise ValueError(f"percentiles {list(self.percentiles)} must ascend within 0..100")
+        return self
+
+
+class AlsoInput(ArrayInput):
+    """A volume that is read with the first one: which array of it, and how its grey levels are mapped."""
+
+    from_text = True
+    path: UserPath
+    """The volume, which has the shape, the voxel size and the origin of the first; in a flow also a stage."""
+    normalise: Normalise | None = None
+    """As the section `normalise`, for this volume alone. Without it, as that says, but measured for itself."""
+
+
+def to_inputs(value: object) -> object:
+    """Return volumes, of which a text is the place; also of a text with commas, as shells have."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.strip("[] ").split(",")]
+    if not isinstance(value, list | tuple):
+        return value
+    return [{"path": entry} if isinstance(entry, str) else entry for entry in value]
+
+
 class Input(ArrayInput):
     """Which array of the volume is read, and which part of it is selected."""
 
@@ -127,6 +186,10 @@ class Input(ArrayInput):
     25%:75%; a bare : is a whole axis."""
     mask: UserPath | None = None
     """A volume of any resolution; voxels where it is not 0 are selected."""
+    also: Annotated[tuple[AlsoInput, ...], BeforeValidator(to_inputs)] = ()
+    """Volumes of the same grid whose channels follow those of the volume: their places, or tables such as
+    {path = "mask.zarr", normalise = {method = "none"}}. A net gets all channels; a function gets each volume for
+    itself."""
     empty: Literal["missing"] | float | None = None
     """Windows that hold nothing but this value are skipped; "missing": windows without a stored chunk."""
 
@@ -142,6 +205,31 @@ def _to_scale(value: object) -> object:
     return value
 
 
+class EnsembleMember(Section):
+    """A net of an ensemble: keys that stand here in place of those of `net`."""
+
+    from_text = True
+    name: UserPath | None = None
+    """As `net.name`; a net of another name takes no options of `net`."""
+    weights: UserPath | None = None
+    """As `net.weights`."""
+    weights_key: str | None = None
+    """As `net.weights_key`."""
+    options: dict[str, Any] | None = None  # Any: whatever the net's function takes
+    """As `net.options`."""
+    output: int | str | None = None
+    """As `net.output`."""
+
+
+def _to_members(value: object) -> object:
+    """Return the members of an ensemble, of which a text is the weights; also of a text with commas, as shells have."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.strip("[] ").split(",")]
+    if not isinstance(value, list | tuple):
+        return value
+    return [{"weights": entry} if isinstance(entry, str) else entry for entry in value]
+
+
 class NetChoice(Section):
     """The net: where it comes from, its weights, and what it does not say of itself."""
 
@@ -152,6 +240,14 @@ class NetChoice(Section):
     """The file of the weights, safetensors or a torch checkpoint; a net with parameters needs one."""
     weights_key: str | None = None
     """The part of a checkpoint that has the weights, where several fit."""
+    ensemble: Annotated[tuple[EnsembleMember, ...] | None, BeforeValidator(_to_members)] = None
+    """Several nets in one pass over the volume, in place of one: files of weights of the net `name`, or tables such as
+    {name = "b.onnx"}, whose keys replace those here. All have the same grid, channels and normalisation; windows get
+    the largest halo."""
+    combine: Literal["mean", "median", "vote"] | None = None
+    """What of an ensemble is taken, of the numbers that its nets give, before `output.activation`: their mean, as
+    without this key, or their median; "vote", with `output.kind` = "classes": the class that most nets give, of several
+    the first."""
     untrained: bool = False
     """Run a net with the parameters that its code makes, the same at each call. The output is noise: for tests."""
     options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the net's function takes
@@ -203,47 +299,36 @@ class NetChoice(Section):
             raise ValueError(f"untrained = true and weights {self.weights!r} exclude each other; leave one out")
         if self.weights_key is not None and self.weights is None:
             raise ValueError(f"weights_key {self.weights_key!r} is a part of weights, and there are none; give weights")
+        if self.ensemble is None:
+            if self.combine is not None:
+                raise ValueError(f"combine {self.combine!r} is of an ensemble, and there is none; give ensemble")
+            return self
+        if self.weights is not None:
+            raise ValueError(f"ensemble and weights {self.weights!r} exclude each other; name them in the ensemble")
+        if len(self.ensemble) < 2:
+            raise ValueError("an ensemble has two nets or more; give the weights of one as weights")
+        for i, entry in enumerate(self.ensemble):
+            if entry in self.ensemble[:i]:
+                raise ValueError(f"entries {self.ensemble.index(entry)} and {i} of the ensemble are the same net")
+            if self.untrained and entry.weights is not None:
+                raise ValueError(f"untrained = true and weights {entry.weights!r} exclude each other; leave one out")
+            if entry.weights_key is not None and entry.weights is None:
+                raise ValueError(f"weights_key {entry.weights_key!r} is a part of weights, and entry {i} has none")
         return self
 
-
-class Normalise(Section):
-    """Grey levels as the net sees them. Global: given here, or measured once over the volume, never per window."""
-
-    method: Literal["auto", "none", "range", "zscore", "percentile", "bytes"] = "auto"
-    """"range": low and high to -1 and 1, without them the ends of the type (of floats, those of the volume). "zscore":
-    mean 0, standard deviation 1. "percentile": the two percentiles to -1 and 1. "none": values as they are. "bytes":
-    low and high to -1 and 1, without them 0 and 255, of floats also 0 and 1, if all voxels lie there; else as
-    percentile. "auto": by what is given; else the range for types of 8 bits, and percentile for others, or bytes where
-    `net.trained_range` is known and a sample has grey levels of 8 bits in another type."""
-    low: float | None = None
-    """The grey level that the net gets as -1; give it with high. Of 8 bits, -255 and 255 give the net image / 255."""
-    high: float | None = None
-    """The grey level that the net gets as 1; give it with low."""
-    mean: float | None = None
-    """The grey level that the net gets as 0, with zscore; give it with std."""
-    std: float | None = Field(None, gt=0)
-    """The standard deviation, in grey levels, that becomes 1 with zscore; give it with mean."""
-    percentiles: tuple[float, float] = (0.5, 99.5)
-    """The two percentiles that become -1 and 1, where they are measured."""
-    per_channel: bool = False
-    """Whether each channel of a volume is measured, and mapped, for itself."""
-    eps: float = Field(0.0, ge=0)
-    """Added to a deviation, and to the distance of two percentiles, that are measured; packages of bioimage.io ask for
-    it."""
-
-    @model_validator(mode="after")
-    def _pairs(self) -> Normalise:
-        if (self.low is None) != (self.high is None) or (self.mean is None) != (self.std is None):
-            raise ValueError("give low and high together, and mean and std together")
-        if self.mean is not None and (self.low is not None or self.method not in ("auto", "zscore")):
-            raise ValueError("mean and std are for method zscore, without low and high; leave out what is not meant")
-        if self.low is not None and self.method not in ("auto", "range", "percentile", "bytes"):
-            raise ValueError(f"low and high are for method range, not {self.method}; leave out what is not meant")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ValueError(f"low {self.low} must be below high {self.high}")
-        if not 0 <= self.percentiles[0] < self.percentiles[1] <= 100:
-            raise ValueError(f"percentiles {list(self.percentiles)} must ascend within 0..100")
-        return self
+    @property
+    def members(self) -> tuple[NetChoice, ...]:
+        """The nets of the ensemble, each as a choice of its own; this one where there is no ensemble."""
+        if self.ensemble is None:
+            return (self,)
+        alone = self.model_copy(update={"ensemble": None, "combine": None})
+        return tuple(
+            alone.model_copy(
+                update=({"options": {}} if entry.name not in (None, self.name) else {})
+                | {key: value for key, value in entry if value is not None}
+            )
+            for entry in self.ensemble
+        )
 
 
 class Windows(Section):

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,9 +25,11 @@ BARE_NUMBERS = re.compile(r"\s*[-+]?\d[\d.]*(\s*,\s*[-+]?\d[\d.]*)+\s*")  # a li
 class Section(BaseModel):
     """A part of a recipe: unknown keys and infinite numbers are refused, values cannot be changed.
 
-    The text below a key describes it to users: docs/reference/recipes.md is made from it.
+    The text below a key describes it to users: docs/reference/recipes.md is made from it. One of a list may be written
+    as a text where it says so (`from_text`).
     """
 
+    from_text: ClassVar[bool] = False
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
@@ -132,10 +134,12 @@ def set_values(tree: dict[str, Any], settings: Sequence[str]) -> None:  # Any: T
 
 
 def replaced_net(net: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:  # Any: TOML values
-    """Return the section `net` without what the keys `given` replace: all for another name, weights for untrained."""
+    """Return the section `net` without what the keys `given` replace: all for another name, weights for others."""
     if isinstance(name := given.get("name"), str) and name != net.get("name"):
         return {}
-    dropped = ("weights", "weights_key") if given.get("untrained") is True else ()
+    one, several = ("weights", "weights_key"), ("ensemble", "combine")
+    dropped: tuple[str, ...] = (*one, *several) if given.get("untrained") is True else ()
+    dropped = one if "ensemble" in given else several if "weights" in given else dropped
     return {key: value for key, value in net.items() if key not in dropped}
 
 

@@ -96,7 +96,7 @@ class ShownOutput:
         sights, notes = dict[str, Sight](), list[Item]()
         for name in ("input", "output"):
             try:
-                sight = Sight(self.plan.source.volume()) if name == "input" else self.output()
+                sight = Sight(self.plan.source.volume().parts[0]) if name == "input" else self.output()
                 sight.volume.open()
                 sight.within_reach(*((self.region, self.at) if name == "input" else outer(self, self.region)))
                 sights[name] = sight

@@ -132,7 +132,7 @@ def _levels(shown_output: ShownOutput, name: str, most_bytes: int) -> Iterator[W
         sights = [shown_output.output(level, most_bytes) for level in range(len(factors))]
         regions = [Box.from_shape(plan.level_shape(level)) for level in range(len(factors))]
     else:
-        volume, at, size = shown_output.plan.source.volume(), shown_output.at, shown_output.input_voxel
+        volume, at, size = shown_output.plan.source.volume().parts[0], shown_output.at, shown_output.input_voxel
         sights = [Sight(level, most_bytes=most_bytes) for level in levels_of(volume)]
         shapes = [sight.volume.spatial_shape for sight in sights]
         factors = [tuple(n / m for n, m in zip(volume.spatial_shape, shape, strict=True)) for shape in shapes]

@@ -28,7 +28,6 @@ from volpipe.geometry.grid import Grid, Triple
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
-from volpipe.inference.statistics import needs_measuring
 from volpipe.inference.tiling import AXES
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.prepasses import Work, known_normalisation
@@ -80,7 +79,7 @@ def grown_from(plan: P, folder: RunFolder, *following: str) -> P | None:
     if old is None or old.source.shape == plan.source.shape:
         return None
     grown = plan.as_begun(old).with_levels(old.factors)
-    longer = old.source.model_copy(update={"shape": plan.source.shape})
+    longer = old.source.of_shape(plan.source.shape)
     as_now = {name: getattr(grown, name) for name in ("factors", *following)}
     if old.changed(source=longer, **as_now).identity != grown.identity:
         return None  # something else differs too, which is refused with what that is
@@ -116,7 +115,7 @@ def follow(work: Work, old: Work) -> Updated:
     """Note in the journal that the volume has grown since the plan of `old`, from when on that of `work` counts."""
     selection, normalise = Selection(work.plan), known_normalisation(old)
     again = _made_again(work.plan, old)
-    is_measured = needs_measuring(work.plan.recipe.normalise, work.plan.source.grey_dtype)
+    is_measured = work.plan.grey_rule.needs_measuring
     taken = again.taken(work.plan) | {"factor": to_ranges(range(len(work.plan.blocks)))}
     if is_measured and normalise is None:
         taken |= dict.fromkeys(("measure", "histogram"), taken["factor"])

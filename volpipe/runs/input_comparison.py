@@ -13,7 +13,7 @@ import numpy as np
 
 from volpipe.blockwise.journal import Record
 from volpipe.geometry.grid import Box
-from volpipe.volumes.file_states import KnownStates, is_same
+from volpipe.volumes.file_states import KnownStates, is_same, states_of
 from volpipe.volumes.volume import Volume
 
 LOOK = "reread changed"  # a stage that reads blocks without computing them
@@ -85,7 +85,7 @@ def compare(
     """
     known = find_known(records, len(done))
     has_read = known.fingerprints != NO_FINGERPRINT
-    moved, states = np.zeros(len(done), bool), KnownStates(volume)
+    moved, states = np.zeros(len(done), bool), states_of(volume, KnownStates)
     for block in np.flatnonzero(has_read & ~known.mixed).tolist():
         now = states.hash(box(block))
         moved[block] = not now or now != known.of(block).partition(":")[0]

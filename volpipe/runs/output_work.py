@@ -68,6 +68,12 @@ P = TypeVar("P", bound=OutputPlan)
 R = TypeVar("R")
 
 
+def volumes_of(volume: Volume) -> dict[str, Volume]:
+    """Return the volumes that are read as `volume`, by what messages call them."""
+    first, *others = volume.parts
+    return {"volume": first} | {f"volume {number}": other for number, other in enumerate(others, 2)}
+
+
 class OutputWork(StageWork[R], Generic[P, R]):
     """Work that makes the volume of a plan; arguments as of `StageWork`.
 
@@ -131,10 +137,14 @@ class OutputWork(StageWork[R], Generic[P, R]):
     def has_moved(self) -> bool:
         """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
         try:
-            noted = (read_identities(self.folder.inputs) or {}).get("volume")
-            if noted is None or not isinstance(paths.locate(self.plan.source.path), Path):
+            noted = read_identities(self.folder.inputs) or {}
+            source = self.plan.source
+            if not noted or not any(isinstance(paths.locate(each.path), Path) for each in (source, *source.also)):
                 return False
-            return has_moved(noted, self.plan.source.volume())
+            return any(
+                what in noted and isinstance(paths.locate(each.path), Path) and has_moved(noted[what], each)
+                for what, each in volumes_of(source.volume()).items()
+            )
         except VolumeError:  # it is not there at the moment
             return False
 
@@ -145,7 +155,7 @@ class OutputWork(StageWork[R], Generic[P, R]):
 
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
-        return {"volume": self.plan.source.opened()}
+        return volumes_of(self.plan.source.opened())
 
     @property
     def remark(self) -> str:
@@ -252,7 +262,7 @@ class OutputWork(StageWork[R], Generic[P, R]):
     def know_input(self) -> None:
         """Sentence what the input is, where other work has written it by now."""
         if self.feed is not None:
-            self.inputs["volume"] = identify(self.plan.source.volume())
+            self.inputs["volume"] = identify(self.plan.source.volume().parts[0])
             store_identities(self.folder.inputs, self.inputs)
 
     @abstractmethod
@@ -309,7 +319,8 @@ class OutputWork(StageWork[R], Generic[P, R]):
         report = yield from self.phases(pool, session)
         yield RELEASED
         if self._needs_whole:  # it may have been updated meanwhile
-            check_still_written(paths.locate(self.plan.source.path), self.plan.source.key, self.read_box)
+            for source in (self.plan.source, *self.plan.source.also):
+                check_still_written(paths.locate(source.path), source.key, self.read_box)
         return self.closed(session, report)
 
     def claim(self) -> None:
@@ -374,7 +385,7 @@ class OutputWork(StageWork[R], Generic[P, R]):
     def check_written(self, volumes: Mapping[str, Volume]) -> None:
         """Refuse `volumes` to be read that other work of ours has not completed."""
         for what, volume in volumes.items() if self._needs_whole else ():
-            volume.check_written(self.read_box if what == "volume" else None)
+            volume.check_written(self.read_box if what.startswith("volume") else None)
 
     def foreign(self) -> RunError | None:
         out = paths.locate(self.plan.out)

@@ -402,11 +402,21 @@ def provenance_facts(plan: OutputPlan) -> list[Item]:
         "packages": packages,
         **{key: listed(names, MOST_NAMES) for key in ("devices", "hosts") if isinstance(names := run.get(key), list)},
         "weights, SHA-256": str(net.get("weights_sha256") or ""),
+        **_hashes_of_nets(net),
         "code of the net, SHA-256": str(net.get("code_sha256") or ""),
         "input, fingerprint": str(given.get("fingerprint") or ""),
         "plan": plan.identity,
     }
     return [FactTable("Versions and origin", {name: value for name, value in entries.items() if value})]
+
+
+def _hashes_of_nets(net: Mapping[str, object]) -> dict[str, str]:
+    """Return the hash of the weights of each net of an ensemble; nothing of a single net."""
+    members = net.get("members")
+    named = [_as_mapping(each) for each in members] if isinstance(members, list) else []
+    return {
+        f"net {i} of {len(named)}": f"{own['label']}, weights {own['weights_sha256']}" for i, own in enumerate(named, 1)
+    }
 
 
 def _as_mapping(value: object) -> Mapping[str, object]:

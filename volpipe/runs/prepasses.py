@@ -23,13 +23,13 @@ from volpipe.errors import NOTICE, PlanError, RunError, RunStopped
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, scanned_box, store_selection
-from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
+from volpipe.inference.statistics import Statistics, join
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.unit_records import WorkSession
 from volpipe.runs.update_records import updates_in
 from volpipe.runs.worker import RESULTS, Cells, Job, ScanStates, submitter
-from volpipe.volumes.file_states import KnownStates
+from volpipe.volumes.file_states import KnownStates, states_of
 from volpipe.volumes.volume import open_volume
 
 Work = OutputWork[Plan, Any]  # Any: the report of a run
@@ -76,9 +76,9 @@ def _kept_normalisation(work: Work) -> Affine | None:
 
 def known_normalisation(work: Work) -> Affine | None:
     """Return the normalisation of a run that was begun; None where its volume was not measured to the end."""
-    choice, dtype = work.plan.recipe.normalise, work.plan.source.grey_dtype
-    if not needs_measuring(choice, dtype):
-        return affine(choice, dtype, None)
+    rule = work.plan.grey_rule
+    if not rule.needs_measuring:
+        return rule.affine(None)
     if kept := _kept_normalisation(work):
         return kept
     records = [record for record in work.records if record.stage in ("measure", "histogram")]
@@ -87,9 +87,9 @@ def known_normalisation(work: Work) -> Affine | None:
         if sum(len(record.done) for record in own) < len(work.plan.blocks):
             return None
         statistics = join(record.result for record in own if record.result is not None)
-        if not needs_histogram(choice, dtype, statistics):
+        if not rule.needs_histogram(statistics):
             break
-    return affine(choice, dtype, statistics, interpolated=work.plan.source.resampling is not None)
+    return rule.affine(statistics, interpolated=work.plan.source.resampling is not None)
 
 
 def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
@@ -146,7 +146,7 @@ def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
 def _moved_blocks(plan: Plan, folder: RunFolder) -> np.ndarray:
     """Return a flag for each block of the region: whether files that decide what of it is selected are not as then."""
     mask = None if plan.mask is None else KnownStates(open_volume(plan.mask.path, plan.mask.key).as_it_is)
-    states, before = ScanStates(plan, KnownStates(plan.source.as_planned()), mask), dict[int, str]()
+    states, before = ScanStates(plan, states_of(plan.source.as_planned(), KnownStates), mask), dict[int, str]()
     for result in read_results(folder.journal, RESULTS, Cells):
         before |= result.states
     owners = Selection(plan).owners
@@ -172,23 +172,23 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     infinite where nothing is selected.
     """
     plan = work.plan
-    choice, dtype = plan.recipe.normalise, plan.source.grey_dtype
+    rule = plan.grey_rule
 
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
         stage = fed(Stage(name, len(plan.blocks), doing=MEASURING), work.feed, plan.lattice.core_box)
         yield from _finish(session, stage, submitter(pool, job))
         return join(r.result for r in work.records if r.stage == name and isinstance(r.result, Statistics))
 
-    if not needs_measuring(choice, dtype):
-        return affine(choice, dtype, None)
+    if not rule.needs_measuring:
+        return rule.affine(None)
     if kept := _kept_normalisation(work):
         return kept
     statistics = yield from statistics_of("measure", job)
-    if needs_histogram(choice, dtype, statistics):
-        if choice.method == "bytes":
+    if rule.needs_histogram(statistics):
+        if plan.recipe.normalise.method == "bytes":
             reach = f"{statistics.low:g} to {statistics.high:g}"
             sentence = "%s has %s voxels from %s, which are no grey levels of 8 bits: percentiles are taken"
-            log.warning(sentence, plan.source.path, dtype, reach, extra=NOTICE)
+            log.warning(sentence, plan.source.path, rule.dtype, reach, extra=NOTICE)
         job = dataclasses.replace(job, bins=statistics.ends)
         statistics = yield from statistics_of("histogram", job)
-    return affine(choice, dtype, statistics, interpolated=plan.source.resampling is not None)
+    return rule.affine(statistics, interpolated=plan.source.resampling is not None)

@@ -52,16 +52,21 @@ from volpipe.volumes.storage.metadata import merge_json, plain
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 
 
-def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:
-    """Return what the output says of its origin, the same in every run of its recipe over this input."""
+def origin(selection: Selection, normalise: Affine, fingerprints: Sequence[str]) -> dict[str, object]:
+    """Return what the output says of its origin, the same in every run of its recipe over this input.
+
+    `fingerprints` are those of the volumes that are read, in order.
+    """
     plan = selection.plan
     cells = {} if selection.cells is None else {"windows": selection.num_cells, "fingerprint": selection.fingerprint}
-    source = plan.source.model_dump(mode="json")
+    first, *others = ({**each.model_dump(mode="json")} for each in (plan.source, *plan.source.also))
+    for source, fingerprint in zip((first, *others), fingerprints, strict=True):
+        source["fingerprint"] = fingerprint
     return {
         "version": volpipe.__version__,
         "recipe": plan.recipe.model_dump(mode="json"),
         "net": plan.net.model_dump(mode="json") | {"code_sha256": plan.code_sha256},
-        "input": source | {"fingerprint": fingerprint},
+        "input": first | ({"also": others} if others else {}),
         "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
         **({} if plan.grid is None else {"grid": plan.grid.model_dump(mode="json")}),
         "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
@@ -313,9 +318,10 @@ def changes(origin: RunOrigin, runner: Runner) -> list[str]:
             sentences.append(f"the {what} of net {label} changed: SHA-256 {short_hash(before)} -> {short_hash(now)}")
     before = NetIdentity.model_validate(origin.net.get("identity", {}))
     sentences += [f"net {label}: {each}" for each in before.differences(runner.identity)]
-    now = identify(SourceVolume.model_validate(origin.input).volume()).fingerprint
-    if now != origin.input["fingerprint"]:
-        sentences.append(f"the volume {origin.input['path']} changed since")
+    read = (origin.input, *origin.input.get("also", ()))
+    for said, volume in zip(read, SourceVolume.model_validate(origin.input).volume().parts, strict=True):
+        if identify(volume).fingerprint != said["fingerprint"]:
+            sentences.append(f"the volume {said['path']} changed since")
     installed = {"python": platform.python_version()} | {name: _version(name) for name in origin.packages}
     for name, before in (*origin.packages.items(), ("python", origin.python)):
         if before and installed[name] != before:

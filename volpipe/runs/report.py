@@ -165,4 +165,4 @@ def kept_in(records: Iterable[Record[Any]]) -> Nonfinite:  # Any: of a run
 def clipped_in(records: Iterable[Record[Any]], selection: Selection) -> tuple[int, float]:  # Any: of a run
     """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
     num = sum(record.result.clipped for record in records if isinstance(record.result, Written))
-    return num, num / (selection.num_voxels * selection.plan.net.out_channels)
+    return num, num / (selection.num_voxels * selection.plan.net.combined_channels)

@@ -33,7 +33,6 @@ from volpipe.errors import RunStopped
 from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection, store_selection, store_unwritten
-from volpipe.inference.statistics import needs_measuring
 from volpipe.runs.input_comparison import LOOK, InputComparison
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
@@ -192,7 +191,7 @@ class Update:
         schedule = self._schedule if others is None else RunSchedule(plan, chosen)
         again = rests_on([block for block in changed if chosen.has_block(block)], schedule, chosen, lost)
         normalise = None if options.measure_again else known_normalisation(self.work)
-        is_measured = needs_measuring(plan.recipe.normalise, plan.source.grey_dtype)
+        is_measured = plan.grey_rule.needs_measuring
         taken = again.taken(plan)
         if others is not None:
             taken = self._with_dropped(taken)

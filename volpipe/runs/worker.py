@@ -36,8 +36,9 @@ from volpipe.inference.statistics import measure as measure_voxels
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, read_fingerprint
 from volpipe.runs.update_records import SEEN, SHARDS, Entries, ShardEntries, UnitEntries, UnitResult, Updated
 from volpipe.units import count
-from volpipe.volumes.file_states import FileStates, read_still
+from volpipe.volumes.file_states import FileStates, read_still, states_of
 from volpipe.volumes.node_cache import through_cache
+from volpipe.volumes.stack import stack
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import Volume, open_volume
 
@@ -197,7 +198,7 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
     def part(box: Box) -> Statistics:
         reader = open_source(job).open()
         data = reader.read_own(box)
-        if job.plan.recipe.normalise.per_channel and len(data) > 1:
+        if job.plan.grey_rule.is_apart:
             return measure_each(data, job.bins)
         is_whole = is_finite(data) or reader.volume.resampling is not None  # a spline spreads NaN over all around
         data = data if is_whole else _finite_voxels(job.selection, box, data)
@@ -232,7 +233,7 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
 
     plan, laid, source = job.plan, job.plan.mask, open_source(job)
     mask = None if laid is None else _open_mask(job.identity, laid.path, laid.key)
-    states = ScanStates(plan, FileStates(source), None if mask is None else FileStates(mask))
+    states = ScanStates(plan, states_of(source), None if mask is None else FileStates(mask))
 
     def one(block: int) -> tuple[int, str, str]:
         what = f"the files that decide whether block {block} of {source} is selected"
@@ -403,7 +404,7 @@ def open_source(job: Job) -> Volume:
 
 @lru_cache(maxsize=4)
 def _open_source(identity: str, source: SourceVolume) -> Volume:
-    return through_cache(source.as_planned(), identity)
+    return stack([through_cache(part, identity) for part in source.as_planned().parts])
 
 
 @lru_cache(maxsize=4)

@@ -438,13 +438,15 @@ def _blame(task: Task) -> int:
 
 
 def check_trainable(choice: NetChoice) -> None:
-    """Refuse a net from a file: torch trains none of TorchScript, torch.export and ONNX.
+    """Refuse an ensemble, and a net from a file: torch trains none of TorchScript, torch.export and ONNX.
 
     A package with code could be trained, but no run could load its new weights.
 
     Raises:
         RecipeError: with the kind of the file.
     """
+    if choice.ensemble is not None:
+        raise RecipeError("net.ensemble is of nets that are trained; train each by itself, and leave it out here")
     if (kind := file_kind(choice.name)) is not None:
         raise RecipeError(
             f"net {choice.name} is {kind.what}, which can be run but not trained; "

@@ -270,6 +270,34 @@ def _digest(*parts: bytes) -> bytes:
     return digest.digest()
 
 
+class StackedStates(FileStates):
+    """The states of the files of several volumes that are read as one."""
+
+    def __init__(self, states: Sequence[FileStates]) -> None:
+        self._each = states
+
+    @property
+    def is_remote(self) -> bool:
+        return any(states.is_remote for states in self._each)
+
+    def hash(self, box: Box, *, may_be_old: bool = False) -> str:
+        return _joined_hash([states.hash(box, may_be_old=may_be_old) for states in self._each])
+
+    def hash_stamps(self, box: Box, stamps: Mapping[Remote, Stamp | None]) -> str:
+        return _joined_hash([states.hash_stamps(box, stamps) for states in self._each])
+
+
+def _joined_hash(hashes: Sequence[str]) -> str:
+    """Return a hash of several; "" where one of them is."""
+    return _digest(" ".join(hashes).encode()).hex() if all(hashes) else ""
+
+
+def states_of(volume: Volume, make: Callable[[Volume], FileStates] = FileStates) -> FileStates:
+    """Return the states of the files of `volume`, as `make` makes them for each that is read as a part of it."""
+    each = [make(part) for part in volume.parts]
+    return each[0] if len(each) == 1 else StackedStates(each)
+
+
 def hash_voxels(voxels: np.ndarray) -> str:
     """Return a hash of `voxels`, which lie in C order: 16 digits.
 
@@ -287,7 +315,7 @@ def hash_voxels(voxels: np.ndarray) -> str:
 
 def known_files(volume: Volume) -> FileStates:
     """Return this process's states of the files of `volume`."""
-    return container.once(volume.folder, ("files", volume), lambda: FileStates(volume))
+    return states_of(volume, lambda part: container.once(part.folder, ("files", part), lambda: FileStates(part)))
 
 
 def read_known(reader: Reader, box: Box, *, num_channels: int | None = None) -> tuple[np.ndarray, str]:

@@ -359,6 +359,11 @@ class Volume:
         return f"{self.num_stored_channels} channels, {', '.join(names) or f'0 to {self.num_stored_channels - 1}'}"
 
     @property
+    def parts(self) -> tuple[Volume, ...]:
+        """The volumes of one grid that are read as one, each with its channels; this one where it is not of several."""
+        return (self,)
+
+    @property
     def attributes(self) -> dict[str, object]:
         """The array's own attributes, as they are stored now."""
         return read_attributes(self.folder)

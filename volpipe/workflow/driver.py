@@ -32,7 +32,6 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.runner import load_runner, loaded_runner
 from volpipe.inference.scratch import ScratchTensors
 from volpipe.inference.selection import Selection
-from volpipe.inference.statistics import needs_measuring
 from volpipe.reporting.comparison import ShownOutput
 from volpipe.reporting.page import Draft, Item, Sentence
 from volpipe.reporting.slices import middle_of_done, voxel_at
@@ -232,7 +231,7 @@ class RunWork(OutputWork[Plan, Report]):
             )
 
     def check_update(self) -> None:
-        is_measured = needs_measuring(self.plan.recipe.normalise, self.plan.source.grey_dtype)
+        is_measured = self.plan.grey_rule.needs_measuring
         if self.options.measure_again and not is_measured:
             why = (
                 "nothing is measured in this run, the recipe or the type of the voxels says how grey levels are mapped"
@@ -366,9 +365,8 @@ class RunWork(OutputWork[Plan, Report]):
         schedule.limit(only)
 
     def _create_output(self, selection: Selection, normalise: Affine) -> None:
-        whole, *arrays = (
-            origin(each, normalise, self.inputs["volume"].fingerprint) for each in (selection, *selection.arrays)
-        )
+        read = [identity.fingerprint for what, identity in self.inputs.items() if what.startswith("volume")]
+        whole, *arrays = (origin(each, normalise, read) for each in (selection, *selection.arrays))
         self.files.write_metadata(whole, arrays)
 
     def closed(self, session: WorkSession, report: Report | None) -> Report:

@@ -20,7 +20,7 @@ from volpipe.inference.output_plan import SourceVolume
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.plan_notes import plan_notes, with_trained_normalisation
 from volpipe.inference.roi import lay_mask
-from volpipe.inference.statistics import as_trained, mapping
+from volpipe.inference.statistics import as_trained, in_own_type, mapping
 from volpipe.nets.facts import (
     NetFacts,
     check_thickness,
@@ -32,10 +32,12 @@ from volpipe.nets.facts import (
 )
 from volpipe.nets.load import check_geometry, check_shapes, describe, fitted
 from volpipe.nets.trained import Trained, unknown_size_note
-from volpipe.recipes.inference import ArrayInput, Recipe
+from volpipe.recipes.inference import AlsoInput, ArrayInput, Recipe
 from volpipe.recipes.toml import differences
 from volpipe.runs.run_folder import RunFolder
 from volpipe.stages.sizing import UNSIZED, Sizing
+from volpipe.volumes.on_grid import resampled
+from volpipe.volumes.stack import check_stack, stack
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.values import Sample, take_sample
@@ -46,7 +48,8 @@ def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Pat
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     plan = prepare_for(volume, recipe, out, search_path, sizing, sample_for(recipe, volume))
-    check_access(paths.locate(volume.path), paths.locate(out))
+    for source in (plan.source, *plan.source.also):
+        check_access(paths.locate(source.path), paths.locate(out))
     return plan
 
 
@@ -60,14 +63,18 @@ def prepare_for(
 ) -> Plan:
     """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here.
 
-    A `sample` of it tells what its values look like; plan.warnings() says what a user should know.
+    A `sample` of it tells what its values look like; plan.warnings() says what a user should know. Volumes that are
+    read with it are opened, unless it is one of several.
     """
     check_name(out)
+    if recipe.input.also and len(volume.parts) == 1:
+        volume = stack([volume, *(open_also(also, search_path) for also in recipe.input.also)])
+    check_stack(volume)
     chosen = recipe.windows.shape
     net = describe(recipe.net, str(search_path), None if chosen == "auto" else triple(chosen))
     check_trained(recipe.net, net)
     net = with_spacing(recipe.net, net)
-    stored, volume = volume, on_trained_grid(volume, net)
+    stored, volume = volume, _on_trained_grid(volume, net)
     net = fitted(recipe.net, net, volume, str(search_path))
     target = paths.locate(out)
     begun = None if sizing.fresh else _begun_plan(target)
@@ -75,7 +82,7 @@ def prepare_for(
     given, trained = recipe.normalise, Trained.beside(recipe.net, str(search_path))
     recipe = with_trained_normalisation(with_normalisation(recipe, net), trained)
     recipe = _as_mapped(recipe, begun if is_same_type else None, sample)
-    recipe = with_net_defaults(recipe, net)
+    recipe = _in_own_types(with_net_defaults(recipe, net), volume)
     mask = _open_mask(recipe.input.mask, search_path, recipe.input.incomplete)
 
     def make(sizes: NetSizes) -> Plan:
@@ -89,7 +96,8 @@ def prepare_for(
     plan = fastest_plan(make, sizing.capacity) if sizes is None else make(sizes)
     plan = plan if sizing.fresh else RunFolder.from_output(target).as_begun(plan)
     check_thickness(volume, net)
-    check_apart(target, volume, "volume")
+    for part in volume.parts:
+        check_apart(target, part, "volume")
     if mask is not None:
         check_apart(target, mask, "mask")
     for array in plan.arrays:
@@ -99,8 +107,8 @@ def prepare_for(
     notes = replace(
         plan.notes,
         volume=(*plan.notes.volume, *filter(None, [unknown_size_note(volume, trained)])),
-        fit=tuple(plan_notes(recipe, given, net, volume, sample, mask, trained)),
-        mapping=mapping(recipe.normalise, volume.stored_dtype),
+        fit=tuple(plan_notes(recipe, given, net, volume.parts[0], sample, mask, trained)),
+        mapping=mapping(recipe.normalise, volume.parts[0].stored_dtype),
     )
     return plan.changed(notes=notes)
 
@@ -199,6 +207,40 @@ def prepare_again(plan: Plan) -> Plan:
     source = plan.source
     stored = volume if source.resampling is None else open_volume(source.path, source.key, view=source.view).as_it_is
     return prepare_for(stored, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
+
+
+def open_also(also: AlsoInput, search_path: Path) -> Volume:
+    """Return a volume that is read with the first one; a relative place counts from `search_path`."""
+    place = also.path if "://" in also.path else search_path / also.path
+    return open_volume(place, also.key, also.level, view=also.view)
+
+
+def _on_trained_grid(volume: Volume, net: NetFacts) -> Volume:
+    """Return `volume` on the grid of voxels that the net was trained on, each of several interpolated for itself."""
+    how = net.interpolation
+    if len(volume.parts) == 1 or how is None:
+        return on_trained_grid(volume, net)
+    parts, first = list[Volume](), 0
+    for part in volume.parts:
+        limits = how.limits[first : first + part.num_channels]
+        own = net.model_copy(update={"interpolation": how.model_copy(update={"limits": limits})})
+        sized = replace(part, voxel_size_nm=volume.voxel_size_nm)  # which it may not say itself
+        parts.append(resampled(part, on_trained_grid(sized, own).resampling))
+        first += part.num_channels
+    return stack(parts)
+
+
+def _in_own_types(recipe: Recipe, volume: Volume) -> Recipe:
+    """Return `recipe` with the maps of grey levels that it has for the types of several volumes read in a wider one."""
+    first, *others = (part.stored_dtype for part in volume.parts)
+    if all(dtype == first for dtype in others):
+        return recipe
+    also = tuple(
+        each.model_copy(update={"normalise": in_own_type(each.normalise or recipe.normalise, dtype)})
+        for each, dtype in zip(recipe.input.also, others, strict=True)
+    )
+    own = in_own_type(recipe.normalise, first)
+    return recipe.model_copy(update={"input": recipe.input.model_copy(update={"also": also}), "normalise": own})
 
 
 def _open_mask(location: str | None, search_path: Path, is_read_incomplete: bool) -> Volume | None:

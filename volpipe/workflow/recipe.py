@@ -77,7 +77,8 @@ def find_flow(
     stages: dict[str, FlowStage] = {}
     for head, entry in zip(heads, trees, strict=True):
         beside = tuple(dict.fromkeys(link.stage for link in links[head.name] if link.stage in links))
-        makers: Iterator[Any] = (stages[each].choice for each in beside)  # Any: keys of a kind that makes weights
+        trainers = (link.stage for link in links[head.name] if link.makes == "weights")
+        makers: Iterator[Any] = (stages[each].choice for each in trainers)  # Any: keys of a kind that makes weights
         trained = next(makers, None) if KINDS[head.kind].runs_net else None
         choose = partial(_choice, head, entry, name, settings)
         choice = choose(None if trained is None else trained.training)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,18 +31,18 @@ from volpipe.estimation.limits import check_access, check_window
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import suffix_of
 from volpipe.inference.plan import Plan
-from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.files import FUNCTION
-from volpipe.recipes.inference import NetChoice, Normalise, Output, Recipe
+from volpipe.recipes.inference import AlsoInput, Input, NetChoice, Normalise, Output, Recipe, to_inputs
 from volpipe.recipes.toml import Section, Sizes
-from volpipe.recipes.workflow import FlowStage, Link, OverBlocks, Tree, UserFunction, named
+from volpipe.recipes.workflow import VOLUME, FlowStage, Link, OverBlocks, Tree, UserFunction, named
 from volpipe.stages.kind import Planning, StageCost, StagePlan, fed, voxel_bytes
 from volpipe.stages.needs import ResourceNeeds
 from volpipe.volumes.placeholder import zeros_like
+from volpipe.volumes.stack import stack
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.driver import RunWork
-from volpipe.workflow.prepare import longest_first, prepare, prepare_for
+from volpipe.workflow.prepare import longest_first, open_also, prepare, prepare_for, sample_for
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ log = logging.getLogger(__name__)
 class RunStage(StagePlan):
     """A run of a net.
 
-    `rivals` are the plans with other nets, while an earlier stage has still to find the best.
+    `rivals` are the plans with other nets, while an earlier stage has still to find the best; `also` are the volumes
+    that it reads with what is given, and the stages that make them.
     """
 
     kind = "run"
@@ -63,13 +65,18 @@ class RunStage(StagePlan):
     forecasts = True
     plan: Plan
     rivals: tuple[Plan, ...] = ()
+    also: tuple[tuple[Volume, str], ...] = ()
 
     @classmethod
     def links(cls, tree: Tree) -> Iterator[Link]:
-        """Yield the training of the weights that it takes."""
-        net = tree.get("net")
+        """Yield the training of the weights that it takes, and what it reads beside its input."""
+        net, given = tree.get("net"), tree.get("input")
         if cls.runs_net and isinstance(net, dict) and isinstance(net.get("stage"), str):
             yield Link("net", net["stage"], "weights", is_stage=True)
+        also = to_inputs(given.get("also", ())) if isinstance(given, dict) else ()
+        for i, entry in enumerate(also if isinstance(also, list | tuple) else ()):
+            if isinstance(entry, dict) and isinstance(entry.get("path"), str):
+                yield Link(f"input.also.{i}", entry["path"])
 
     @classmethod
     def recipe(cls, choice: Any, read: Callable[[], Volume]) -> Recipe:  # Any: its keys
@@ -80,25 +87,31 @@ class RunStage(StagePlan):
     @classmethod
     def planned(cls, stage: FlowStage, among: Planning) -> RunStage:
         feed, choice = among.feed(stage), stage.input
-        assert choice is not None
+        assert isinstance(choice, Input)
+        also = [cls._read_also(entry, stage, among) for entry in choice.also]
 
-        def read() -> Volume:
+        def read_with(choice: Input) -> Volume:
             if feed is not None:
-                return fed(feed, stage.array, choice)
-            return open_volume(among.location, choice.key, choice.level, view=choice.view)
+                first = fed(feed, stage.array, choice)
+            else:
+                first = open_volume(among.location, choice.key, choice.level, view=choice.view)
+            return stack([first, *(volume for volume, _ in also)])
+
+        read = partial(read_with, choice)
 
         recipes = [cls.recipe(stage.choice, read)]
         if stage.for_net is not None:
-            (maker,), choose = stage.beside, stage.for_net
+            maker, choose = stage.beside[0], stage.for_net
             recipes = among.earlier[maker].learned(lambda net: cls.recipe(choose(net), read), fresh=among.sizing.fresh)
         out = among.folder / f"{stage.name}{suffix_of(recipes[0].output.format)}"
 
         def plan_of(recipe: Recipe) -> Plan:
-            if feed is None:
+            if feed is None and not also:
                 plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
             else:
-                given = fed(feed, stage.array, recipe.input)
-                plan = prepare_for(given, recipe, out, among.search_path, among.sizing)
+                given = read_with(recipe.input)
+                sample = sample_for(recipe, given.parts[0]) if feed is None else None
+                plan = prepare_for(given, recipe, out, among.search_path, among.sizing, sample)
                 check_access(None, out)
             check_window(plan)
             return plan
@@ -107,14 +120,25 @@ class RunStage(StagePlan):
         for recipe in recipes:
             with named(f"{stage.beside[0]}, net.options {recipe.net.options}") if len(recipes) > 1 else nullcontext():
                 plans.append(plan_of(recipe))
-        plan, *rivals = longest_first(plans, *stage.beside)
-        given = plan.source.volume() if feed is None else fed(feed, stage.array, choice)
-        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside, tuple(rivals))
+        plan, *rivals = longest_first(plans, *stage.beside[:1])
+        first = read().parts[0] if also or feed is not None else plan.source.volume()
+        return cls(stage.name, stage.reads, first, out, plan, stage.array, stage.beside, tuple(rivals), tuple(also))
+
+    @classmethod
+    def _read_also(cls, entry: AlsoInput, stage: FlowStage, among: Planning) -> tuple[Volume, str]:
+        """Return a volume that is read beside the input, and the stage that makes it, "" where none does."""
+        name, _, array = entry.path.partition("/")
+        if name in stage.beside:
+            return fed(among.earlier[name], array, entry), name
+        if name == VOLUME:
+            return open_volume(among.location, entry.key or array or None, entry.level, view=entry.view), ""
+        return open_also(entry, among.search_path), ""
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the net before it runs, not that it has no weights yet."""
         recipe = self.plan.recipe
-        if not (self.beside and recipe.net.untrained):
+        is_trained = bool(set(self.beside) - {maker for _, maker in self.also})
+        if not (is_trained and recipe.net.untrained):
             return super().warnings()
         net = recipe.net.model_copy(update={"untrained": False})
         return self.plan.changed(recipe=recipe.model_copy(update={"net": net})).warnings()
@@ -132,9 +156,23 @@ class RunStage(StagePlan):
         return self.plan.notes.mapping
 
     @property
+    def read(self) -> Volume:
+        """What it reads, all volumes as one."""
+        return stack([*self.given.parts, *(volume for volume, _ in self.also)])
+
+    def pending_input(self, earlier: Sequence[StageCost]) -> PendingInput | None:
+        """Return its input where a part of that is not complete yet."""
+        pending = super().pending_input(earlier)
+        makers = {maker for _, maker in self.also if maker}
+        is_open = any(cost.stage.name in makers and not cost.stage.is_complete for cost in earlier)
+        if pending is None and not is_open:
+            return None
+        return pending if pending is not None and not self.also else PendingInput(self.read, voxel_bytes(self.read))
+
+    @property
     def is_measured(self) -> bool:
         """Whether it measures what it reads."""
-        return needs_measuring(self.plan.recipe.normalise, self.plan.source.grey_dtype)
+        return self.plan.grey_rule.needs_measuring
 
     def offsets(self, array: str) -> tuple[tuple[int, int, int], ...] | None:
         return self.plan.array(array).recipe.net.offsets
@@ -148,14 +186,15 @@ class RunStage(StagePlan):
         return self.given if is_alike and self.given.num_channels == 1 else None
 
     def others(self) -> Iterator[tuple[Volume, str]]:
-        """Yield the mask."""
+        """Yield the mask, and volumes that it reads beside its input and no stage makes."""
+        yield from ((volume, "volume") for volume, maker in self.also if not maker)
         if (mask := self.plan.mask) is not None:
             yield open_volume(mask.path, mask.key), "mask"
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
         """Return what the run needs, and its seconds on a worker like those that tried blocks."""
         rates = load_rates(self.folder, self.plan, None)
-        result = estimate(self.plan, self.given, voxel_bytes(self.given), UNKNOWN_SLOTS, rates)
+        result = estimate(self.plan, self.read, voxel_bytes(self.read), UNKNOWN_SLOTS, rates)
         return ResourceNeeds.from_estimate(result), result.seconds
 
     def cost_steps(
@@ -194,9 +233,16 @@ class RunStage(StagePlan):
         if result.estimate.rates is not None:
             return result
         result.check(share_left=0.0)  # of disk, so that memory alone counts
+        source = plan.source.model_copy(update={"path": str(place)})
         zeros_like(self.given, place)
+        for i, (volume, _) in enumerate(self.also):
+            zeros_like(volume, place.with_name(f"{place.name}_{i}"))
+        also = [
+            own.model_copy(update={"path": str(place.with_name(f"{place.name}_{i}"))})
+            for i, own in enumerate(source.also)
+        ]
         try:
-            stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
+            stand_in = plan.changed(source=source.model_copy(update={"also": tuple(also)}))
             rates, _ = yield from calibrate(
                 stand_in, result.sample.normalise, result.slots.gpu, self.folder.calibration
             )
@@ -204,7 +250,8 @@ class RunStage(StagePlan):
             log.warning("%s", error)
             return result
         finally:
-            delete(place)
+            for each in (source, *also):
+                delete(Path(each.path))
         return forecast(plan, self.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
 
 
@@ -257,7 +304,7 @@ class BlockFunction(OverBlocks, UserFunction):
 
     It gets a block (z, y, x), or (c, z, y, x) of several channels, as it is stored, with the halo around it, and
     returns as many voxels, of as many channels as it likes. The halo is cut off then. Beyond the faces of the volume a
-    block shows it mirrored.
+    block shows it mirrored. With `input.also` it gets a block of each volume, in that order.
     """
 
     output: Output = Output()
