@@ -51,12 +51,13 @@ TEST_PATH = os.pathsep.join(map(str, FOLDERS))
 LONGEST = tuple(
     f"test_{name}.py"
     for name in (
-        "pages", "slurm", "k8s", "resume", "site_check", "growth", "chaos", "laws", "update", "update_states",
-        "update_selection", "sites", "convert", "interchange", "slurm_checks", "manifest",
-        "node_cache_runs", "tune", "follow", "sweep", "train", "usage", "notebooks", "segment_kill",
-        "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "workers_shown",
-        "threads", "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "watching", "fuzz",
-        "decoded_size", "slabs", "receptive_field", "faults", "output", "denoise", "bioimageio", "roi",
+        "resume", "golden", "pages", "brought", "train_stage", "growth", "update_flow", "bioimageio",
+        "everyday_nets", "several_outputs", "workflow", "roi", "sites", "odd_nets", "train", "laws", "placement",
+        "identity", "try_net", "agreement", "slabs", "reports", "streams", "field", "k8s", "weights", "object_store",
+        "block_stages", "output", "estimate", "slurm", "faults_of_works", "receptive_field", "batch", "workflow_s3",
+        "measure_stage", "update", "fine_tuning", "nnunet", "segment", "names", "labels_of_a_part", "cli",
+        "contract", "faults", "provenance", "compare_batches", "loaded", "watching", "workers_shown", "denoise",
+        "convert", "site_check", "dead_links", "metrics", "workflow_commands",
     )
 )  # fmt: skip
 SHARED = ROOT.parent / "shared" / "data"

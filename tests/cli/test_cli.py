@@ -275,6 +275,7 @@ def write_net(folder: Path, condition: str = "True", added: int = 0) -> None:
     (folder / "net.py").write_text(FAILING.format(condition=condition, added=added))
 
 
+@pytest.mark.long
 def test_a_net_that_fails_on_one_block_leaves_out_that_block_alone(tmp_path: Path, give: Give) -> None:
     """The box of the voxel that the net cannot bear is named; with the net mended, the rest is done."""
     data = noise(SHAPE) // 2

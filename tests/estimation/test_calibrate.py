@@ -84,6 +84,7 @@ def test_what_smaller_blocks_tell_is_what_whole_ones_tell(tmp_path: Path, monkey
     assert small.rates.infer_seconds == pytest.approx(whole.rates.infer_seconds, rel=0.6)
 
 
+@pytest.mark.long
 def test_a_slow_net_makes_no_slow_pyramid(tmp_path: Path) -> None:
     """A whole shard was written for the few voxels that are tried, and its seconds were those of a pyramid's voxels."""
     plan = planned(tmp_path, 0.5, str(write_volume(tmp_path / "in.n5", noise((250, 250, 250)))))

@@ -213,7 +213,10 @@ def test_a_plan_of_ten_to_the_fifteen_voxels_is_estimated_like_a_small_one() -> 
 
 SHAPE = (132, 128, 144)
 FORMATS = ("ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2")
-BLENDS = [("hann", "streamed"), ("hann", "stored"), ("crop", "streamed"), ("gaussian", "streamed")]
+BLENDS = [
+    ("hann", "stored"), ("crop", "streamed"),
+    *(pytest.param(blend, "streamed", marks=pytest.mark.long) for blend in ("hann", "gaussian")),
+]  # fmt: skip
 
 
 def made(folder: Path, blend: str, mode: str, out_format: str = "ome-zarr-0.5") -> Plan:

@@ -43,7 +43,7 @@ from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
 from volpipe.workflow.work_plan import execute
 
-SOME = examples(8, 12)
+SOME = examples(4, 12)
 
 
 @st.composite
@@ -85,6 +85,7 @@ def test_a_roi_is_the_crop_of_the_whole_and_costs_its_windows(
         assert bench.num_calls == windows_that_meet(plan, wanted) == Selection(plan).num_windows
 
 
+@pytest.mark.long
 @SOME
 @given(divisions(), st.tuples(*[st.integers(1, 2)] * 3), st.integers(0, 99), st.booleans(), st.data())
 def test_so_is_a_roi_at_whose_corner_blocks_begin(

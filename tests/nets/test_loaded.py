@@ -92,7 +92,10 @@ def built(folder: Path, name: str) -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("name", BROUGHT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in {"Norm", "Gated", "Switched"})) for name in BROUGHT],
+)
 def test_the_halo_is_that_of_the_weights_and_the_output_that_of_the_whole(folder: Path, name: str) -> None:
     brought, without, halo = BROUGHT[name]
     if without is not None:  # measured first, so that what is remembered of it must not be taken for the other

@@ -87,7 +87,10 @@ def steps(*transforms: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )
-@pytest.mark.parametrize(("network", "norm", "mode"), [(UNET, "BATCH", "constant"), (PLAIN, "INSTANCE", "gaussian")])
+@pytest.mark.parametrize(
+    ("network", "norm", "mode"),
+    [pytest.param(UNET, "BATCH", "constant", marks=pytest.mark.long), (PLAIN, "INSTANCE", "gaussian")],
+)
 def test_numbers_are_those_of_monai(
     tmp_path: Path, network: dict[str, Any], norm: str, mode: str, described: dict[str, Any], transform: Any
 ) -> None:

@@ -121,9 +121,12 @@ def mirrored(conv: nn.Module) -> np.ndarray:
 @pytest.mark.parametrize(
     "name",
     [
-        "nested", "model_output", "named", "attributes", "no_channels", "squeezed", "squeezed_windows",
-        "squeezed_slices",
-        "and_a_vector", "half_inside", "double_inside", "needs_one", "only_24", "only_anisotropic",
+        "nested", "attributes", "no_channels", "squeezed_windows", "and_a_vector", "half_inside", "needs_one",
+        "only_anisotropic",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("model_output", "named", "squeezed", "squeezed_slices", "double_inside", "only_24")
+        ),
     ],
 )  # fmt: skip
 def test_an_odd_net_gives_the_numbers_of_its_convolution(folder: Path, name: str) -> None:

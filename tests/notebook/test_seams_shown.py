@@ -160,6 +160,7 @@ def test_a_box_without_a_place_lies_around_a_corner_of_windows(place: Path) -> N
         result["bump"]
 
 
+@pytest.mark.long
 def test_a_coarser_net_is_blended_on_its_own_grid(place: Path) -> None:
     result = vp.blends(nn.AvgPool3d((1, 2, 3)), place, at=(12, 14, 31), size=7, settings=["windows.shape=[16,16,18]"])
     assert (result.box, result.out_box) == (Box((9, 10, 24), (16, 18, 32)), Box((9, 5, 8), (16, 9, 11)))

@@ -37,7 +37,7 @@ from volpipe.workflow.driver import RunWork
 from volpipe.workflow.status import find_status
 from volpipe.workflow.work_plan import execute
 
-SLOW = examples(4, 10)
+SLOW = examples(2, 10)
 CORES = ("net.name=identity", *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop"))  # blocks of 8 slices
 
 

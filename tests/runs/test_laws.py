@@ -61,7 +61,7 @@ def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     return shape, windowed(window, overlap, block, family, placement)
 
 
-SLOW = examples(15, 25)
+SLOW = examples(8, 25)
 
 
 @SLOW

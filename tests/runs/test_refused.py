@@ -92,7 +92,12 @@ def test_a_disk_that_is_mounted_read_only(tmp_path: Path, give: Give) -> None:
         ),
         (96, ("output.chunk=[8,8,8]", "output.shard=[8,8,8]"), ("files and folders, and ", "use larger output.shard")),
         # The blocks that are tried fit, and tell.
-        (420, ("windows.shape=[32,32,32]", "windows.block=[3,3,3]"), ("output and scratch need 7", " MiB and ")),
+        pytest.param(
+            420,
+            ("windows.shape=[32,32,32]", "windows.block=[3,3,3]"),
+            ("output and scratch need 7", " MiB and "),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["raw", "inodes", "tried"],
 )
@@ -235,9 +240,10 @@ def test_a_key_that_no_recipe_has(give: Give) -> None:
             ("windows.shape=[16,16,16]",),
             ["[16, 16, 16] needs more memory than cpu has, [8, 8, 8] fits; set windows.sh"],
         ),
-        (
+        pytest.param(
             ("windows.shape=[8,8,8]", "infer.batch=2", "net.options.limit=0"),
             ["of [8, 8, 8] need", "use a smaller net"],
+            marks=pytest.mark.long,
         ),
     ],
     ids=["window", "net"],

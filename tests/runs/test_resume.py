@@ -34,7 +34,7 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1, *(pytest.param(times, marks=pytest.mark.long) for times in (2, 4))])
 @pytest.mark.parametrize("mode", ["stored"])
 def test_killed_at_any_moment_a_run_goes_on_with_what_is_not_marked(
     tmp_path: Path, undisturbed: str, mode: str, times: int

@@ -160,6 +160,7 @@ def test_the_edges_of_a_mask_are_no_seams(tmp_path: Path, give: Give) -> None:
     assert (ended.code, ended.err) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_denoiser_without_its_halo_is_warned_about_and_with_it_is_not(tmp_path: Path, give: Give) -> None:
     write_sample(tmp_path / "em.n5", SyntheticVolume((64, 96, 96), 0))

@@ -40,7 +40,7 @@ from volpipe.workflow.driver import RunWork
 from volpipe.workflow.status import find_status
 from volpipe.workflow.work_plan import execute
 
-SLOW = examples(5, 12)
+SLOW = examples(3, 12)
 
 
 @SLOW
@@ -275,6 +275,7 @@ class Updating(Slow):
         return [*super().command, "--update"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_process_outlives_a_test")
 def test_a_driver_killed_while_it_updates_goes_on_to_the_bytes_of_a_fresh_run(

@@ -42,6 +42,10 @@ SCRIPTS = Path(__file__).with_name("pool_scripts")
 PACKAGES = (
     "volpipe.apps.pool", "volpipe.cli.app", "torch", "tensorstore", "zarr", "setproctitle", "volpipe.runs.worker",
     "parsl.executors.high_throughput.interchange", "parsl.executors.high_throughput.process_worker_pool",
+    # What a run imports as it goes.
+    "volpipe.api.runs", "volpipe.workflow.work_plan", "volpipe.nets.agreement", "volpipe.nets.receptive_field",
+    "volpipe.estimation.window_search", "volpipe.inference.infer", "volpipe.runs.output_pictures", "volpipe.runs.seams",
+    "volpipe.reporting.render", "PIL.Image", "jinja2", "msgspec", "tblib", "parsl.app.python",
 )  # fmt: skip
 AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_")  # variables that are read only then
 THREADS = "OMP_NUM_THREADS"  # which torch alone can be told later

@@ -78,6 +78,7 @@ def test_what_it_begins_with_is_scored_as_a_run_of_the_shipped_recipe_is(folder:
     assert sorted(path.name for path in predictions) == ["0", "2"]
 
 
+@pytest.mark.long
 def test_affinities_are_scored_by_what_a_run_gives_of_pairs(folder: Path) -> None:
     """Pairs are counted here one by one; a run's affinities are rounded to bytes, as those that are scored."""
     for name in ("raw", "labels"):  # windows are larger, by the halo

@@ -118,6 +118,7 @@ def test_a_server_is_asked_for_what_is_named(bucket: Bucket, tmp_path: Path, suf
         vp.open(f"s3://cells/a?b/v{suffix}{key}")
 
 
+@pytest.mark.long
 def test_a_bucket_gets_what_is_named(bucket: Bucket, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", noise(SHAPE))
     for letter in LETTERS:

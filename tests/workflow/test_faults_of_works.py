@@ -31,6 +31,10 @@ from volpipe.volumes.volume import View, open_volume
 
 ALL = pytest.mark.parametrize("kind", WORKS.values(), ids=WORKS)
 LATE = partial(pytest.param, marks=pytest.mark.long)
+# A flow does what the others do, one after another.
+QUICK = pytest.mark.parametrize(
+    "kind", [LATE(WORKS[name]) if name == "flow" else WORKS[name] for name in WORKS], ids=WORKS
+)
 
 
 @dataclass
@@ -90,7 +94,7 @@ def last_line(ended: Ended) -> str:
     return ended.err.splitlines()[-1]
 
 
-@ALL
+@QUICK
 def test_a_damaged_chunk_costs_what_reads_it_and_is_named_and_mended_gives_the_same_bytes(
     folder: Path, give: Give, kind: Kind, whole: dict[str, str]
 ) -> None:
@@ -190,7 +194,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, kind: Kind, folder: Path, act: Ca
     assert acted
 
 
-@ALL
+@QUICK
 def test_on_a_disk_that_is_full_it_ends_with_a_sentence_and_goes_on_when_there_is_room(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -159,6 +159,7 @@ def outputs(folder: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_labels_of_a_part_are_learned_from_and_scored_where_they_lie(folder: Path) -> None:
     """The box that is held out counts in their voxels; labels that are corrected are a change, as any are."""
     voxels, labels = (tifffile.imread(folder / f"{name}.tif") for name in "vl")
@@ -213,10 +214,10 @@ def test_stages_make_what_a_training_and_a_run_given_one_by_one_make(folder: Pat
 @pytest.mark.parametrize(
     ("text", "most_tasks"),
     [
-        (ALL, 2),
-        (ALL, 9),
+        (ALL, 4),
         (SEARCHED, 3),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((ALL, 1), (ALL, 4), (SEARCHED, 2), (SEARCHED, 4))),
+        *(pytest.param(ALL, number, marks=pytest.mark.long) for number in (1, 2, 9)),
+        *(pytest.param(SEARCHED, number, marks=pytest.mark.long) for number in (2, 4)),
     ],
 )
 def test_one_that_was_interrupted_goes_on_to_the_same_bytes(

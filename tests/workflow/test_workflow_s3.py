@@ -236,7 +236,7 @@ def text_of(file: Location) -> str:
     return (paths.read(file, 1 << 20) or b"").decode()
 
 
-@PLACES
+@pytest.mark.parametrize("out", [OUT, pytest.param("out", marks=pytest.mark.long)], ids=["bucket", "disk"])
 def test_a_stage_that_is_taken_away_is_made_again_with_its_scores_and_no_other(
     bucket: Bucket, folder: Path, out: str
 ) -> None:

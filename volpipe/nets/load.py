@@ -192,11 +192,15 @@ def build(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = 
 
 def _identity_of(choice: NetChoice, search_path: str, net: nn.Module, opened: Opened) -> NetIdentity:
     """Return the identity of `net`, built by code that opened some files."""
-    from volpipe.nets.bioimageio import PackageNet
+    from volpipe.nets.declared import ServedNet
     from volpipe.nets.identity import attributes_hash, layers_hash
 
-    if isinstance(net, PackageNet) and not net.is_code:
-        return NetIdentity()
+    if isinstance(net, ServedNet) and net.is_package:
+        # Its import takes a second, which a worker that builds another net does not wait for.
+        from volpipe.nets.bioimageio import PackageNet
+
+        if isinstance(net, PackageNet) and not net.is_code:
+            return NetIdentity()
     return NetIdentity(
         layers=layers_hash(net),
         files=opened.hashes(*files.code_files(choice.name, search_path)),

@@ -488,6 +488,10 @@ def rounding(net: Net, window: torch.Tensor) -> float:
     dtypes = set[torch.dtype]()
 
     class Types(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:  # else torch imports its compiler, which takes a second
+            return False
+
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:  # Any: as torch has it

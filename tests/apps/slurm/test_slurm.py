@@ -136,6 +136,7 @@ def in_an_array(folder: Path, slurm: Slurm) -> Slow:
     return slow
 
 
+@pytest.mark.long
 def test_workers_in_an_array_of_jobs_give_the_bytes_of_a_run_here(place: Path, slurm: Slurm, undisturbed: str) -> None:
     slow = on_slurm(place / "in-an-array", slurm, 0.05, "slurm_single", ARRAY="1", MAX_JOBS="4")
     slow.begin()
@@ -353,6 +354,7 @@ def test_tasks_that_the_walltime_cut_off_are_done_by_the_next_job(place: Path, s
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
 
 
+@pytest.mark.long
 def test_the_workers_of_jobs_are_seen_with_what_they_take(place: Path, slurm: Slurm) -> None:
     slow = on_slurm(place / "watched", slurm, 0.2)
     slow.begin()

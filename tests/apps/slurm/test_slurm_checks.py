@@ -78,6 +78,7 @@ def joined(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.long
 def test_a_worker_that_sees_no_gpu_is_named(tmp_path: Path, slurm: Slurm) -> None:
     """Slurm gives a made-up GPU, of which CUDA knows nothing."""
     ended = give(tmp_path / "none", slurm, "net", "unet3d", "--config", "slurm_htex")
