@@ -56,11 +56,11 @@ class TagReader:
     order: str
     num_tags: int = field(default=0)
 
-    def numbers(self, form: str) -> tuple[int, ...]:
+    def next_numbers(self, form: str) -> tuple[int, ...]:
         """Return the big-endian numbers of the tree that come next."""
-        return struct.unpack(f">{form}", self.bytes(struct.calcsize(f">{form}")))
+        return struct.unpack(f">{form}", self.next_bytes(struct.calcsize(f">{form}")))
 
-    def bytes(self, count: int) -> bytes:
+    def next_bytes(self, count: int) -> bytes:
         data = self.stream.read(count)
         if len(data) < count:
             raise VolumeError(
@@ -71,7 +71,7 @@ class TagReader:
 
     def group(self, depth: int = 0) -> Tree:
         """Return the group of tags that comes next; tags without a name have their number."""
-        _, _, count = self.numbers(f"BB{self.count}")
+        _, _, count = self.next_numbers(f"BB{self.count}")
         if depth > MAX_DEPTH:
             raise VolumeError(f"{self.file} has groups in {MAX_DEPTH} others; it is damaged")
         tags: Tree = {}
@@ -79,10 +79,10 @@ class TagReader:
             self.num_tags += 1
             if self.num_tags > MAX_TAGS:
                 raise VolumeError(f"{self.file} has more than {MAX_TAGS} tags; it is damaged")
-            kind, length = self.numbers("BH")
-            name = self.bytes(length).decode("latin-1") or str(number)
+            kind, length = self.next_numbers("BH")
+            name = self.next_bytes(length).decode("latin-1") or str(number)
             if self.count == "Q":
-                self.numbers("Q")  # the bytes of the tag
+                self.next_numbers("Q")  # the bytes of the tag
             if kind not in (GROUP, VALUE):
                 raise VolumeError(
                     f"{self.file}: tag {name[:40]!r} is of kind {kind}, which is not known; it is damaged"
@@ -92,13 +92,13 @@ class TagReader:
 
     def _tag_value(self, name: str) -> float | StoredRun:
         """Return the number, or the place of the values, that comes next; of structures their place alone."""
-        mark, length = self.bytes(4), self.numbers(self.count)[0]
+        mark, length = self.next_bytes(4), self.next_numbers(self.count)[0]
         if mark != b"%%%%" or not 0 < length < MAX_TEXT:
             raise VolumeError(f"{self.file}: tag {name[:40]!r} has no value; it is damaged")
-        info = self.numbers(f"{length}{self.count}")
+        info = self.next_numbers(f"{length}{self.count}")
         if length == 1 and info[0] in VALUES:
             stored = np.dtype(self.order + VALUES[info[0]])
-            return float(decimals(np.frombuffer(self.bytes(stored.itemsize), stored))[0])
+            return float(decimals(np.frombuffer(self.next_bytes(stored.itemsize), stored))[0])
         size = self._value_bytes(name, info)
         is_plain = info[0] == ARRAY and info[1] in VALUES
         run = StoredRun(self.stream.tell(), size, VALUES[info[1]] if is_plain else "")
@@ -125,7 +125,7 @@ class TagReader:
             return ""
         self.stream.seek(run.offset)
         coding = "utf-16-le" if self.order == "<" else "utf-16-be"
-        return self.bytes(run.size).decode(coding, errors="replace").strip("\0 ")
+        return self.next_bytes(run.size).decode(coding, errors="replace").strip("\0 ")
 
 
 def is_dm(file: Path, start: bytes) -> bool:
@@ -211,12 +211,12 @@ def _image_header(reader: TagReader, tree: Tree) -> Header:
         axes=axes,
         known={"offset": data.offset, "stored": np.dtype(np.uint8) if stored.kind == "b" else stored},
         unsupported="a DigitalMicrograph file",
-        place=_read_place(reader, _tag_group(image, "Calibrations", "Dimension"), axes),
+        place=_calibrated_place(reader, _tag_group(image, "Calibrations", "Dimension"), axes),
         notes=tuple(notes),
     )
 
 
-def _read_place(reader: TagReader, calibrations: Tree, axes: tuple[str, ...]) -> Place:
+def _calibrated_place(reader: TagReader, calibrations: Tree, axes: tuple[str, ...]) -> Place:
     """Return the place by the calibration of each axis, x first: a scale, a unit, and which voxel is at 0."""
     scale, shift, units = dict[str, float](), dict[str, float](), dict[str, object]()
     for axis, each in zip(reversed(axes), calibrations.values(), strict=False):

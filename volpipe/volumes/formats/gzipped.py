@@ -148,8 +148,8 @@ def slow_notes(length: int) -> tuple[str, ...]:
     if length < SLOW_BYTES:
         return ()
     return (
-        "it is packed by gzip, in one piece: a box costs unpacking what lies before it, of each process once from the "
-        "start; a copy is faster (`volpipe convert`, or gunzip)",
+        "it is packed by gzip, in one piece: a box costs unpacking all from its first voxel to its last, and each "
+        "process unpacks once from the start; a copy is faster (`volpipe convert`, or gunzip)",
     )
 
 

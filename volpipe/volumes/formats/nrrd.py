@@ -90,7 +90,7 @@ def read_header(file: Path) -> Header:
     except OSError as error:
         check_links(file)
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
-    shape, stored, encoding = _stored_shape(text), _stored_type(text), text.get("encoding").lower()
+    shape, stored, encoding = _shape_of_sizes(text), _named_type(text), text.get("encoding").lower()
     if encoding not in ("raw", *PACKINGS):
         raise VolumeError(
             f"{file} has the encoding {encoding!r}; volpipe reads raw and gzip: save it so (`unu save -f nrrd -e raw`)"
@@ -108,7 +108,7 @@ def read_header(file: Path) -> Header:
         known["offset"] = max(start, last) if skipped == -1 else start + skipped
         check_size(data or file, start if skipped == -1 else start + skipped, shape, stored)
     axes = _axis_names(text, shape)
-    where, place_notes = _read_place(text, axes or usual_axes(shape))
+    where, place_notes = _place_of_axes(text, axes or usual_axes(shape))
     notes = [*place_notes, *(gzipped.slow_notes(num_bytes(shape, stored)) if is_packed else ())]
     if any(kind in COLOURS for kind in _axis_words(text, "kinds")):
         notes.append(COLOUR_CHANNELS)
@@ -169,7 +169,7 @@ def _quoted_words(text: HeaderText, name: str) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", word).strip() for word in re.findall(r'"((?:[^"\\]|\\.)*)"', text.get(name))]
 
 
-def _stored_shape(text: HeaderText) -> tuple[int, ...]:
+def _shape_of_sizes(text: HeaderText) -> tuple[int, ...]:
     sizes = _axis_words(text, "sizes")
     if not sizes or len(sizes) != text.number("dimension") or not all(size.isdecimal() for size in sizes):
         raise VolumeError(
@@ -179,7 +179,7 @@ def _stored_shape(text: HeaderText) -> tuple[int, ...]:
     return voxels([int(size) for size in reversed(sizes)], "sizes", text.file)
 
 
-def _stored_type(text: HeaderText) -> np.dtype:
+def _named_type(text: HeaderText) -> np.dtype:
     name, end = " ".join(_axis_words(text, "type")), text.get("endian").lower()
     if name not in TYPES:
         raise VolumeError(f"{text.file} holds the type {name!r}; volpipe reads int8 to uint64, float and double")
@@ -251,7 +251,7 @@ def _space_directions(text: HeaderText) -> list[list[float] | None] | None:
     return [_axis_numbers(word.replace(" ", "").split(",")) if word else None for word in words] or None
 
 
-def _read_place(text: HeaderText, axes: tuple[str, ...]) -> tuple[Place, tuple[str, ...]]:
+def _place_of_axes(text: HeaderText, axes: tuple[str, ...]) -> tuple[Place, tuple[str, ...]]:
     """Return the place by `space directions`, else by `spacings`, and notes on it."""
     spatial, directions = [axis for axis in reversed(axes) if axis in "xyz"], _space_directions(text)
     if directions is not None:
