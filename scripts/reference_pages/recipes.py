@@ -59,7 +59,7 @@ def page() -> str:
     for name, about, model in KINDS:
         parts.append(f"## {name}\n\n{about} {model.__doc__}\n")
         for title, kind in _sections(model):
-            named = [(f"{title[:-1]}.{key}.NAME]", inner) for key, inner in _named(kind)]
+            named = [(f"{title[:-1]}.{key}]", inner) for key, inner in _named(kind)]
             parts += [_table(*each, kind=name) for each in ((title, kind), *named)]
         if not any(field.is_required() for field in model.model_fields.values()):
             title = f"### All defaults ({name.lower()})"
@@ -78,10 +78,12 @@ def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def _named(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the keys of a section below which sections stand whose names the user gives, and their models."""
+    """Yield the keys of a section that hold others, in a list or by names that the user gives, and their models."""
     for key, field in section.model_fields.items():
-        inner = get_args(field.annotation)[-1:] if get_origin(field.annotation) is dict else ()
-        yield from ((key, each) for each in inner if isinstance(each, type) and issubclass(each, BaseModel))
+        for kind in (field.annotation, *get_args(field.annotation)):
+            inner = {dict: get_args(kind)[-1:], tuple: get_args(kind)[:1]}.get(get_origin(kind), ())
+            name = f"{key}.NAME" if get_origin(kind) is dict else key
+            yield from ((name, each) for each in inner if isinstance(each, type) and issubclass(each, BaseModel))
 
 
 def _as_toml(model: type[BaseModel]) -> str:

@@ -75,7 +75,7 @@ def grey_line(plan: Plan) -> str:
     trained, choice = plan.recipe.net.trained_range, plan.recipe.normalise
     (num, dtype), *others = plan.source.given
     said = _mapped_words(choice, dtype, num)
-    for number, (also, (num, dtype)) in enumerate(zip(plan.recipe.input.also, others, strict=True), 2):
+    for number, (also, (num, dtype)) in enumerate(zip(plan.recipe.input.also or (), others, strict=True), 2):
         said += f"; input {number}: {_mapped_words(also.normalise or choice, dtype, num)}"
     if trained:
         return f"{said}; the net was trained with {trained[0]:g} … {trained[1]:g}"

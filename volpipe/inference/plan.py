@@ -125,7 +125,7 @@ class Plan(OutputPlan):
     @property
     def grey_rule(self) -> GreyRule:
         """How grey levels are mapped, those of each volume."""
-        also = (each.normalise or self.recipe.normalise for each in self.recipe.input.also)
+        also = (each.normalise or self.recipe.normalise for each in self.recipe.input.also or ())
         nums = (num for num, _ in self.source.given)
         return GreyRule(tuple(zip((self.recipe.normalise, *also), nums, strict=True)), self.source.grey_dtype)
 
@@ -626,7 +626,7 @@ def make_plan(
     net = with_forms(recipe, net)
     first, *others = volume.parts
     check_grey(recipe.normalise, first)
-    for part, also in zip(others, recipe.input.also, strict=True):
+    for part, also in zip(others, recipe.input.also or (), strict=True):
         check_grey(also.normalise or recipe.normalise, part)
     window, overlap = choose_windows(recipe.windows, net, volume.spatial_shape, sizes.window)
     check_turns(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)

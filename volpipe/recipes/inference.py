@@ -186,7 +186,7 @@ class Input(ArrayInput):
     25%:75%; a bare : is a whole axis."""
     mask: UserPath | None = None
     """A volume of any resolution; voxels where it is not 0 are selected."""
-    also: Annotated[tuple[AlsoInput, ...], BeforeValidator(to_inputs)] = ()
+    also: Annotated[tuple[AlsoInput, ...] | None, BeforeValidator(to_inputs)] = None
     """Volumes of the same grid whose channels follow those of the volume: their places, or tables such as
     {path = "mask.zarr", normalise = {method = "none"}}. A net gets all channels; a function gets each volume for
     itself."""

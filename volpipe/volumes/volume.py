@@ -215,15 +215,13 @@ class Volume:
     @property
     def _size_text(self) -> str:
         """The voxel size (z, y, x), for people."""
-        size = self.voxel_size_nm
-        return UNKNOWN_SIZE if size is None else f"{shown(size)} nm"
+        return UNKNOWN_SIZE if self.voxel_size_nm is None else f"{shown(self.voxel_size_nm)} nm"
 
     @property
     def _file_bytes(self) -> int | None:
         """Size of the file that holds this array alone; None of folders, whose listing may take long."""
-        container = absolute(self.path)
-        is_own = isinstance(container, Path) and not self.key and container.is_file()
-        return container.stat().st_size if is_own and isinstance(container, Path) else None
+        file = absolute(self.path)
+        return file.stat().st_size if isinstance(file, Path) and not self.key and file.is_file() else None
 
     def __getitem__(self, index: object) -> np.ndarray:
         """Return the voxels at `index`, as with numpy but without lists and negative steps, in stored axes.
@@ -386,11 +384,10 @@ class Volume:
         Raises:
             VolumeError: the array is gone or has changed since the reference was made.
         """
-        folder = self.folder
         # Readers of single files and of slices notice themselves what is written.
         purpose: tuple[object, ...] = (self, self.incomplete, cache_bytes)
         purpose += () if format_named(self.format).files is not None else (session, live)
-        return once(folder, purpose, lambda: Reader(self, cache_bytes, live=live), has_slices=bool(self.slices))
+        return once(self.folder, purpose, lambda: Reader(self, cache_bytes, live=live), has_slices=bool(self.slices))
 
 
 class Reader:

@@ -237,7 +237,7 @@ def _in_own_types(recipe: Recipe, volume: Volume) -> Recipe:
         return recipe
     also = tuple(
         each.model_copy(update={"normalise": in_own_type(each.normalise or recipe.normalise, dtype)})
-        for each, dtype in zip(recipe.input.also, others, strict=True)
+        for each, dtype in zip(recipe.input.also or (), others, strict=True)
     )
     own = in_own_type(recipe.normalise, first)
     return recipe.model_copy(update={"input": recipe.input.model_copy(update={"also": also}), "normalise": own})

@@ -88,7 +88,7 @@ class RunStage(StagePlan):
     def planned(cls, stage: FlowStage, among: Planning) -> RunStage:
         feed, choice = among.feed(stage), stage.input
         assert isinstance(choice, Input)
-        also = [cls._read_also(entry, stage, among) for entry in choice.also]
+        also = [cls._read_also(entry, stage, among) for entry in choice.also or ()]
 
         def read_with(choice: Input) -> Volume:
             if feed is not None:
