@@ -38,6 +38,7 @@ from volpipe.nets.files import code_hash
 from volpipe.nets.net_geometry import NetArray
 from volpipe.nets.tta import check_turns, with_forms
 from volpipe.recipes.inference import Auto, Precision, Recipe
+from volpipe.units import count
 from volpipe.volumes.formats.container import folders_of
 from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage.paths import Location, locate
@@ -227,6 +228,17 @@ class Plan(OutputPlan):
     def is_classes(self) -> bool:
         """Whether the output is the number of the net's largest channel."""
         return self.recipe.output.kind == "classes"
+
+    @property
+    def class_labels(self) -> tuple[int, ...]:
+        """The label that is written for each channel, where the output is of classes; none where that is its number."""
+        given = self.recipe.output.labels
+        return (given or tuple(region.label for region in self.net.regions)) if self.is_classes else ()
+
+    @property
+    def classes_overlap(self) -> bool:
+        """Whether the output is of classes of which a voxel may have several or none."""
+        return self.is_classes and (bool(self.net.regions) or self.recipe.output.activation == "sigmoid")
 
     @property
     def num_channels(self) -> int:
@@ -712,7 +724,13 @@ def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -
 def _classes_dtype(recipe: Recipe, net: NetFacts) -> str:
     """Return the type of an output of classes, one for each channel of the net, or of the labels of its regions."""
     num_channels, names = net.out_channels, ", ".join(region.name for region in net.regions)
-    if net.regions and not any(region.label for region in net.regions):
+    labels = recipe.output.labels
+    if labels and len(labels) != num_channels:
+        raise PlanError(
+            f"output.labels has {count(len(labels), 'number')}, and net {net.label} gives "
+            f"{count(num_channels, 'channel')}; give one for each channel"
+        )
+    if net.regions and not labels and not any(region.label for region in net.regions):
         raise PlanError(
             f"output.kind=classes: the channels of net {net.label} are regions, which may overlap ({names}), and no "
             "order of their labels is known (regions_class_order of nnU-Net's dataset.json); set output.kind=image"
@@ -722,20 +740,20 @@ def _classes_dtype(recipe: Recipe, net: NetFacts) -> str:
             f"output.activation=softmax is for classes of which a voxel has one, and the channels of net {net.label} "
             f"are regions, which may overlap ({names}); leave it out"
         )
-    if not net.regions and recipe.output.activation == "sigmoid":
+    if not (net.regions or labels) and recipe.output.activation == "sigmoid":
         raise PlanError(
             f"output.kind=classes takes the largest channel, and output.activation=sigmoid says that the channels of "
             f"net {net.label} are no exclusive classes, so that a voxel may have several or none; set "
             "output.kind=image, or output.activation=none if a voxel has one"
         )
-    if net.regions:
-        num_channels = 1 + max(region.label for region in net.regions)
-    least = "uint8" if num_channels <= 1 << 8 else "uint16"
-    if num_channels < 2:
+    if not (net.regions or labels) and num_channels < 2:
         raise PlanError(
             "output.kind=classes takes the largest of several channels, and the net has one; threshold it, or leave "
             "output.kind out"
         )
+    if net.regions or labels:
+        num_channels = 1 + max(labels or [region.label for region in net.regions])
+    least = "uint8" if num_channels <= 1 << 8 else "uint16"
     own = least if recipe.output.dtype == "auto" else recipe.output.dtype
     if np.dtype(own).kind not in "iu" or np.iinfo(own).max < num_channels - 1:
         raise PlanError(f"output.dtype {own} cannot hold {num_channels} classes; set output.dtype={least}")
