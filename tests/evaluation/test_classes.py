@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from arrays import make
+from inline import Inline
 from scored import evaluated, save
 
 from volpipe.errors import PlanError, RunStopped
+from volpipe.evaluation.driver import evaluation_work, finish
 from volpipe.evaluation.evaluate import plan_evaluation
+from volpipe.evaluation.label_evaluation import ClassEvaluation
 from volpipe.evaluation.label_scores import overlaps, total
 from volpipe.evaluation.score import Scores
 from volpipe.evaluation.scores import class_scores
+from volpipe.runs.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +72,26 @@ def test_of_probabilities_the_largest_is_the_class() -> None:
     make(Path("broken.zarr").absolute(), chances)
     with pytest.raises(RunStopped, match=r"broken\.zarr has NaN or infinite voxels"):
         evaluated(names=("broken.zarr", "truth.npy"), kind="classes")
+
+
+def test_a_class_that_the_reference_leaves_out_counts_as_the_first(tmp_path: Path) -> None:
+    made, truth = class_pair()
+    truth[truth != 1] = np.where(truth[truth != 1] == 255, 255, 0)
+    save(truth=truth)
+    plan = replace(plan_evaluation("made.npy", "truth.npy", kind="classes", ignore=255), names=("a", "b", "c"))
+    assert isinstance(plan, ClassEvaluation)
+    result = finish(evaluation_work(plan.annotating(["b"]), RunFolder(tmp_path / "run")), Inline().start)
+    known, due = truth != 255, np.where(made == 2, 0, made)
+    assert isinstance(result.scores, Scores)
+    assert result.scores.accuracy == pytest.approx((due == truth)[known].mean())
+    assert [each.name for each in result.scores.classes if each.num_found] == ["a", "b", "7"]
+    assert plan.annotating(["b", "c"]).left_out == () and plan.describe() != plan.annotating(["b"]).describe()
+    with pytest.raises(PlanError, match=r"annotated names d, and the classes of .*made.npy are called a, b, c"):
+        plan.annotating(["d"])
+    with pytest.raises(PlanError, match=r"annotated names b, and .* are called by nothing that is still there"):
+        plan_evaluation("made.npy", "truth.npy", kind="classes", annotated=["b"])
+    with pytest.raises(PlanError, match=r"annotated names classes \(b\), and labels are scored; give --classes"):
+        plan_evaluation("made.npy", "truth.npy", kind="labels", annotated=["b"])
 
 
 def test_a_class_in_neither_has_no_score_and_no_share_in_the_means() -> None:

@@ -151,7 +151,7 @@ def test_scores_count_known_voxels_of_each_class() -> None:
 
 def test_labels_of_64_bits_are_no_class_by_accident() -> None:
     labels = np.array([0, 2**63, 2**32 + 1], np.uint64).reshape(1, 1, 3)
-    assert class_targets(signed(labels)[None], 2, ()).ravel().tolist() == [0, UNKNOWN, UNKNOWN]
+    assert class_targets(signed(labels)[None], ((0,), (1,)), ()).ravel().tolist() == [0, UNKNOWN, UNKNOWN]
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,41 @@ def outputs(folder: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
+TESTED = ('held_out = "16:32,:,:"', 'held_out = "16:24,:,:"\ntest = "24:32,:,:"')
+FLATTERED = "box 16:32,:,: chooses the net of stage learn, so that scores there flatter it; give learn.data.test"
+
+
+def test_an_evaluation_scores_the_test_and_warns_where_the_held_out_box_chose_the_net(folder: Path) -> None:
+    tested = ALL.replace(*TESTED)
+    for text, box, is_flattered in ((tested, "24:32,0:32,0:32", False), (SEARCHED, "16:32,0:32,0:32", True)):
+        plan = plan_of(folder, text)
+        assert str(plan.stages[-1].plan.box) == box
+        assert any(FLATTERED in warning for warning in plan.warnings()) == is_flattered
+
+
+def test_an_evaluation_knows_which_classes_the_labels_of_a_training_leave_out(folder: Path) -> None:
+    classes = tifffile.imread(folder / "l.tif") % 3
+    tifffile.imwrite(folder / "l.tif", np.where(classes == 2, 0, classes).astype(np.uint8))
+    text = f"""{LEARN}
+[stage.classes]
+names = ["wall", "odd", "even"]
+
+[[stage]]
+name = "out"
+net = "learn"
+
+[[stage]]
+name = "scores"
+kind = "evaluate"
+classes = true
+reference = "learn"
+"""
+    text = text.replace("affinities = {", "# affinities = {").replace('output = "sigmoid"', 'output = "none"')
+    for named, left_out in (('annotated = ["odd"]', (2,)), ("", ())):
+        plan = plan_of(folder, text.replace("[stage.train]", f"{named}\n[stage.train]"))
+        assert plan.stages[-1].plan.left_out == left_out
+
+
 @pytest.mark.long
 def test_labels_of_a_part_are_learned_from_and_scored_where_they_lie(folder: Path) -> None:
     """The box that is held out counts in their voxels; labels that are corrected are a change, as any are."""

@@ -109,6 +109,7 @@ def evaluate(
     margin: tuple[int, int, int] = (0, 0, 0),
     data_range: float | None = None,
     ignore: Ignore = None,
+    annotated: Sequence[str] = (),
     any_place: bool = False,
     incomplete: bool = False,
     site: str | Path | WorkerPool = "local",
@@ -139,6 +140,8 @@ def evaluate(
         ignore: with `labels` or `classes`: numbers such as 5,7 of which nothing is known: voxels with them in
             `reference` are left out; by default -1 to -3 and the last three of 32 and 64 bits; none leaves none out. In
             Python () does.
+        annotated: with `classes`: the names of all classes that `reference` annotates, where it leaves others out;
+            found in the output, these count as the first class.
         any_place: score voxel by voxel though voxel sizes or origins say they lie elsewhere.
         incomplete: read outputs of volpipe that are not complete as they are; what is missing is zeros.
         site, tolerate, progress, on_progress, metrics: as of `run`.
@@ -162,7 +165,7 @@ def evaluate(
     source = own if given is None else location_of(given, "given")
     evaluation = plan_evaluation(
         output, truth, given=source, roi=roi, margin=margin, kind=kind, data_range=data_range, ignore=ignore,
-        skeletons=str(skeletons or ""), any_place=any_place, incomplete=incomplete,
+        skeletons=str(skeletons or ""), annotated=annotated, any_place=any_place, incomplete=incomplete,
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(truth or str(skeletons)).stem, "scores.run"])

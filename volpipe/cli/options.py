@@ -237,6 +237,7 @@ RECIPE_TO_TRAIN = Argument(metavar="RECIPE", autocompletion=complete_recipe)
 TRAINING = Option("--out", "-o", metavar="FOLDER")
 TRAIN_SETTINGS = _settings("train.steps=500", lambda: vp.TrainRecipe)
 OPTIONS: Mapping[str, OptionInfo | ArgumentInfo] = {
+    "annotated": Option(metavar="CLASS"),
     "at": Option(metavar="Z,Y,X", callback=voxel),
     "at_once": Option(metavar="N", parser=positive),
     "bin": Option(metavar="Z,Y,X", callback=sizes),

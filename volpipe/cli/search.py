@@ -39,6 +39,7 @@ def sweep(recipe: str, out: str | None, *, parents: Parents = False, **options: 
     with _showing_trials() as on_progress:
         results = volpipe.sweep(recipe, out=folder, on_progress=on_progress, **options)
     show_results(results)
+    _tell_choice(results)
     tell_report(folder)
     console.out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
     if not all(result.state == "done" for result in results):
@@ -52,6 +53,7 @@ def tune(recipe: str, out: str | None, *, parents: Parents = False, **options: A
     with _showing_trials() as on_progress:
         results = volpipe.tune(recipe, out=folder, on_progress=on_progress, **options)
     show_results(results)
+    _tell_choice(results)
     tell_report(folder)
     if results[0].state != "done":
         err.print("volpipe: no trial came to its end")
@@ -82,6 +84,16 @@ def _showing_trials() -> Iterator[Callable[[int, int, TrialResult | None], None]
                 err.print(f"volpipe: trial {result.number} failed: {result.reason}")
 
         yield show
+
+
+def _tell_choice(results: Sequence[TrialResult]) -> None:
+    """Print by how many scores the best training was chosen, and its scores in the test boxes."""
+    from volpipe.training.search.trials import TrialResults
+    from volpipe.workflow.outcome import box_lines
+
+    if isinstance(results, TrialResults) and results.best is not None:
+        for line in box_lines(results.best):
+            console.out.print(f"trial {results.best.name}, {line}")
 
 
 def show_results(results: Sequence[TrialResult]) -> None:

@@ -5,6 +5,7 @@ Not here: the kinds of evaluation (evaluation lists what they share), or the sco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from volpipe.errors import PlanError
@@ -33,7 +34,7 @@ def evaluation_of(kind: object) -> type[Evaluation]:
 def plan_evaluation(
     output: Volume | str, reference: Volume | str | None, given: Volume | str | None = None, *, roi: str | None = None,
     margin: Triple = (0, 0, 0), kind: str = "image", data_range: float | None = None, ignore: Ignore = None,
-    skeletons: str = "", any_place: bool = False, incomplete: bool = False,
+    skeletons: str = "", annotated: Sequence[str] = (), any_place: bool = False, incomplete: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
@@ -43,6 +44,7 @@ def plan_evaluation(
         given: the input of the output, to interpolate beside it.
         roi: box of the reference z0:z1,y0:y1,x0:x1; without it, one of the volumes must hold the other.
         margin: voxels (z, y, x) to leave out at each face of the box.
+        annotated: of the kind "classes": names of those that the reference annotates; none for all.
         any_place: whether the first voxels are paired whatever voxel sizes and origins say.
         incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
 
@@ -70,6 +72,8 @@ def plan_evaluation(
         a=truth, b=output, a_start=extent.start, given=source, box=box, block=subject.BLOCK,
         data_range=chosen.range_of(output, truth, data_range), **choices,
     )  # fmt: skip
+    if annotated:
+        evaluation = evaluation.annotating(annotated)
     for axis, fine, coarse in zip("zyx", output.spatial_shape, source.spatial_shape, strict=True) if source else ():
         if fine % coarse:
             raise PlanError(

@@ -125,6 +125,14 @@ class Evaluation(Subject):
                 raise PlanError(f"{volume} has {volume.dtype} voxels, labels are whole numbers; leave --{cls.kind} out")
         return checked_range(data_range) or 1.0
 
+    def annotating(self, names: Sequence[str]) -> Self:
+        """Return this evaluation by a reference that annotates the classes `names` and leaves others out.
+
+        Raises:
+            PlanError: it is of no classes, or nobody knows which these are.
+        """
+        raise PlanError(f"annotated names classes ({', '.join(names)}), and {self.kind} are scored; give --classes")
+
     @abstractmethod
     def with_notes(self, exchanged: Sequence[str]) -> tuple[Self, list[str]]:
         """Check samples of the voxels; return the evaluation with what they tell, and notes for the user.

@@ -25,7 +25,7 @@ class Scoring(Section):
 
     reference: UserPath | None = None
     """The volume that is compared with; left out where skeletons in files stand in for it. Or a stage of kind "train":
-    the labels that it learns from, in the box that it holds out."""
+    the labels that it learns from, in its test box, or without one in the box that it holds out."""
     given: UserPath | None = None
     """The input of the net, from which interpolations are scored beside it."""
     labels: bool = False
@@ -44,6 +44,9 @@ class Scoring(Section):
     """Labels of which nothing is known, a number or a list: voxels that have them in the reference are left out.
     Without the key, the numbers by which data sets mean "unknown", as `affinities.ignore` of a training; [] leaves none
     out."""
+    annotated: tuple[str, ...] = ()
+    """Names of the classes that the reference annotates, where it leaves others out: found in the output, these count
+    as the first class. Of labels of a training, as `data.annotated` there."""
     any_place: bool = False
     """Compare voxel by voxel although voxel sizes or origins say that the two lie elsewhere."""
 

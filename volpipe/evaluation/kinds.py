@@ -26,6 +26,7 @@ from volpipe.evaluation.driver import (
 from volpipe.evaluation.evaluate import check_part, evaluation_of, plan_evaluation
 from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.keys import Measuring, OutputComparison, Scoring
+from volpipe.evaluation.label_evaluation import ClassEvaluation
 from volpipe.evaluation.measurements import Measurement, plan_measurement
 from volpipe.evaluation.results import evaluation_parts, stored_sheets
 from volpipe.evaluation.subject import RESULTS
@@ -77,9 +78,13 @@ class ScoreStage(StagePlan):
             given = feed.interpolated
         truth = _truth(stage, choice, among)
         evaluation = plan_evaluation(
-            made, truth.labels, given, roi=truth.held_out, margin=choice.margin, kind=choice.kind,
-            data_range=choice.data_range, ignore=truth.ignore, skeletons=choice.skeletons, any_place=choice.any_place,
+            made, truth.labels, given, roi=truth.box, margin=choice.margin, kind=choice.kind,
+            data_range=choice.data_range, ignore=truth.ignore, skeletons=choice.skeletons, annotated=choice.annotated,
+            any_place=choice.any_place,
         )  # fmt: skip
+        if isinstance(evaluation, ClassEvaluation) and truth.left_out and not choice.annotated:
+            evaluation = replace(evaluation, left_out=truth.left_out, first=truth.first)
+        evaluation = replace(evaluation, notes=(*evaluation.notes, *filter(None, [truth.note])))
         while feed is not None:  # no output need exist yet that says of what part it is
             if feed.roi is not None:
                 check_part(evaluation.output, feed.roi, evaluation.reference)
@@ -208,10 +213,11 @@ def _truth(stage: FlowStage, choice: Scoring, among: Planning) -> Truth:
     if choice.reference not in stage.beside:
         return Truth(open_volume(choice.reference), choice.roi, choice.ignore)
     truth = among.earlier[choice.reference].truth()
-    if choice.roi is None and truth.held_out is None:
+    if choice.roi is None and truth.box is None:
         raise PlanError(
             f"stage {choice.reference} holds out no part of its labels, and scores of what a net learned from say "
-            "nothing; give data.held_out there, or roi here"
+            "nothing; give data.test or data.held_out there, or roi here"
         )
     ignore = truth.ignore if choice.ignore is None else choice.ignore
-    return Truth(truth.labels, choice.roi or truth.held_out, ignore)
+    note = "" if choice.roi else truth.note
+    return replace(truth, box=choice.roi or truth.box, ignore=ignore, note=note)

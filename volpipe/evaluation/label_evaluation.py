@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +106,19 @@ class ClassEvaluation(Evaluation):
     Attributes:
         ignore: labels of the reference of which nothing is known; None for RESERVED.
         names: of classes 0, 1, …; () where nobody knows.
+        left_out: classes that the reference does not annotate; in the output they count as the class `first`.
     """
 
     ignore: Ignore = None
     names: tuple[str, ...] = ()
+    left_out: tuple[int, ...] = ()
+    first: int = 0
     kind = CLASSES
     takes_channels = True
 
     def describe_choices(self) -> dict[str, object]:
-        return {"ignore": self.ignore} | ({"classes": list(self.names)} if self.names else {})
+        named = {"classes": list(self.names)} if self.names else {}
+        return {"ignore": self.ignore} | named | ({"left_out": list(self.left_out)} if self.left_out else {})
 
     @classmethod
     def choices_of(cls, output: Volume, ignore: Ignore, skeletons: str) -> dict[str, Any]:  # Any: of each field
@@ -126,7 +130,10 @@ class ClassEvaluation(Evaluation):
             weights = provenances_of(output)[0].said["recipe"]["net"]["weights"]
             if (training := Training.load(Path(weights).parent)) is not None and training.recipe.learns_classes:
                 classes = training.recipe.classes
-                return {"names": classes.names, "ignore": classes.ignore if ignore is None else ignore}
+                return {
+                    "names": classes.names_by_label, "ignore": classes.ignore if ignore is None else ignore,
+                    "first": classes.label_sets[0][0],
+                }  # fmt: skip
         return {"names": output.channel_names if output.num_channels > 1 else (), "ignore": ignore}
 
     def with_notes(self, exchanged: Sequence[str]) -> tuple[ClassEvaluation, list[str]]:
@@ -140,12 +147,22 @@ class ClassEvaluation(Evaluation):
             notes.append(f"channels 0 to {num - 1} of {self.output} are taken for classes: a voxel has the largest")
         return self, [*notes, *exchanged, *(axis_notes(self) if num == 1 else [])]
 
+    def annotating(self, names: Sequence[str]) -> ClassEvaluation:
+        if unknown := [name for name in names if name not in self.names]:
+            raise PlanError(
+                f"annotated names {unknown[0]}, and the classes of {self.output} are called "
+                f"{', '.join(self.names) or 'by nothing that is still there'}; name some of these"
+            )
+        others = [number for number, name in enumerate(self.names) if name not in names and number != self.first]
+        return replace(self, left_out=tuple(others))
+
     def voxels(self, name: str, box: Box, session: str = "") -> np.ndarray:
         """Return the class of each voxel in `box`: where each class has a channel, the one with the largest value."""
         data = read_block(self.output, box, session)
-        if len(data) == 1:
-            return np.asarray(data[0])
-        return np.asarray(checked_finite(self.output, data, box).argmax(0))
+        numbers = np.asarray(data[0] if len(data) == 1 else checked_finite(self.output, data, box).argmax(0))
+        if not self.left_out:
+            return numbers
+        return np.where(np.isin(numbers, self.left_out), numbers.dtype.type(self.first), numbers)
 
     def sums(self, block: int, session: str) -> BlockSums:
         return sums_of_labels(self, block, session)

@@ -140,24 +140,23 @@ def remove_leftovers(out: Location) -> list[Path]:
 def finish(plan: Plan, normalise: Affine, total: Array, tally: ClippedVoxels | None = None) -> Array:
     """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
-    Numbers go through the recipe's activation first. Of classes, the largest channel's number is left, or the label of
-    the last region that a voxel is in. "same"
+    Numbers go through the recipe's activation first. Of classes, the largest channel's number or label is left, or the
+    label of the last region that a voxel is in. "same"
     intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
     integers are rounded half to even and clipped, and `tally` counts the clipped voxels. A tensor stays on its device,
     and for integers all of it must be finite. Voxels that went through the net as they are stored stay as they are.
     """
     if plan.is_as_stored:
         return total
-    regions = plan.net.regions if plan.is_classes else ()
-    activation, labels = "sigmoid" if regions else plan.recipe.output.activation, [each.label for each in regions]
+    activation = "sigmoid" if plan.classes_overlap else plan.recipe.output.activation
     num_nets = plan.net.num_stacked
     nets = total.reshape(num_nets, len(total) // num_nets, *total.shape[1:])  # (nets, c, z, y, x)
     if plan.net.combine == "median":
         nets = median(nets)[None]
     if plan.is_classes:
-        classes = [activated(net, activation) for net in nets]
-        voted: Array = majority([painted(net, labels) if regions else largest_channel(net) for net in classes])
-        return to_dtype(voted, plan.dtype)
+        labels, each = plan.class_labels, [activated(net, activation) for net in nets]
+        votes = [painted(net, labels) if plan.classes_overlap else largest_channel(net, labels) for net in each]
+        return to_dtype(majority(votes), plan.dtype)
     total = activated(nets[0], activation)
     if plan.intensity == "same":
         total = normalise.invert(total)
@@ -206,11 +205,17 @@ def activated(total: Array, activation: str) -> Array:
     return result.numpy() if isinstance(total, np.ndarray) else result
 
 
-def largest_channel(total: Array) -> Array:
-    """Return the number of the largest channel of `total` (c, z, y, x), the first of equal ones, as (1, z, y, x)."""
+def largest_channel(total: Array, labels: Sequence[int] = ()) -> Array:
+    """Return the number of the largest channel of `total` (c, z, y, x), the first of equal ones, as (1, z, y, x).
+
+    Args:
+        labels: of each channel, in place of its number.
+    """
     if isinstance(total, np.ndarray):
-        return np.asarray(total.argmax(axis=0, keepdims=True), np.float32)
-    return total.argmax(dim=0, keepdim=True).float()
+        numbers = total.argmax(axis=0, keepdims=True)
+        return np.asarray(np.asarray(labels)[numbers] if labels else numbers, np.float32)
+    channels = total.argmax(dim=0, keepdim=True)
+    return (channels.new_tensor(labels)[channels] if labels else channels).float()
 
 
 def painted(chances: Array, labels: Sequence[int]) -> Array:

@@ -30,6 +30,7 @@ from volpipe.geometry.block_shape import (
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, divisor_near, triple
 from volpipe.geometry.levels import FINEST
 from volpipe.inference.output_plan import IDENTITY, OutputPlan, SourceVolume, can_stream, levels_of
+from volpipe.inference.output_type import output_type
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import GreyRule, check_grey
 from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, trims
@@ -275,6 +276,17 @@ class Plan(OutputPlan):
         return self.recipe.output.kind == "classes"
 
     @property
+    def class_labels(self) -> tuple[int, ...]:
+        """The label that is written for each channel, where the output is of classes; none where that is its number."""
+        given = self.recipe.output.labels
+        return (given or tuple(region.label for region in self.net.regions)) if self.is_classes else ()
+
+    @property
+    def classes_overlap(self) -> bool:
+        """Whether the output is of classes of which a voxel may have several or none."""
+        return self.is_classes and (bool(self.net.regions) or self.recipe.output.activation == "sigmoid")
+
+    @property
     def num_channels(self) -> int:
         return 1 if self.is_classes else self.net.combined_channels
 
@@ -311,7 +323,7 @@ class Plan(OutputPlan):
         )
         return self.changed(
             recipe=recipe, net=net, out=str(locate(self.out) / array.name), shard=shard, chunk=chunk,
-            intensity=intensity, out_dtype=_out_dtype(recipe, self.source.grey_dtype, intensity, net),
+            intensity=intensity, out_dtype=output_type(recipe, self.source.grey_dtype, intensity, net),
         )  # fmt: skip
 
     def with_widest_type(self) -> Self:
@@ -632,7 +644,7 @@ def make_plan(
     check_turns(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     _check_channels(recipe, volume, net, intensity)
-    out_dtype = _out_dtype(recipe, volume.stored_dtype, intensity, net)
+    out_dtype = output_type(recipe, volume.stored_dtype, intensity, net)
     grid = None if stored is None else output_grid(recipe, stored, volume, net)
     nets = [net.of_array(array) for array in net.arrays] if len(net.arrays) > 1 else [net]
     roi = find_roi(recipe.input.roi, volume) if grid is None else grid.seen(nets, volume.spatial_shape)
@@ -750,62 +762,3 @@ def _coarse(roi: Box, net: NetFacts) -> Box:
 def _set_or_chosen(choice: T | Auto, chosen: T) -> T:
     """Return the `choice` of a recipe, or what was `chosen` where it leaves that open."""
     return chosen if choice == "auto" else choice
-
-
-def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -> str:
-    """Return the output's type; refuse one that cannot hold a function's results, or NaN and infinity that are kept."""
-    is_kept = np.issubdtype(dtype, np.integer) and (net.integers or (dtype.itemsize <= 2 and dtype != np.int8))
-    if recipe.output.kind == "classes":
-        return _classes_dtype(recipe, net)
-    if net.combine == "vote":
-        raise PlanError(
-            f"net.combine=vote takes the class that most of {len(net.members)} nets give, and output.kind is "
-            f"{recipe.output.kind}; set output.kind=classes, or net.combine to mean or median"
-        )
-    own = net.dtype or (
-        "uint8" if intensity == "unit" else dtype.name if intensity == "same" and is_kept else "float32"
-    )
-    out_dtype = own if recipe.output.dtype == "auto" else recipe.output.dtype
-    if net.dtype and not np.can_cast(net.dtype, out_dtype, "safe"):
-        raise PlanError(
-            f"output.dtype {out_dtype} cannot hold all that function {net.label} gives, which is {net.dtype}; leave it "
-            f"out, or let the function return {out_dtype}, rounded and clipped as it should be"
-        )
-    if recipe.infer.nonfinite == "keep" and not np.issubdtype(out_dtype, np.floating):
-        raise PlanError(
-            f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"
-        )
-    return out_dtype
-
-
-def _classes_dtype(recipe: Recipe, net: NetFacts) -> str:
-    """Return the type of an output of classes, one for each channel of the net, or of the labels of its regions."""
-    num_channels, names = net.combined_channels, ", ".join(region.name for region in net.regions)
-    if net.regions and not any(region.label for region in net.regions):
-        raise PlanError(
-            f"output.kind=classes: the channels of net {net.label} are regions, which may overlap ({names}), and no "
-            "order of their labels is known (regions_class_order of nnU-Net's dataset.json); set output.kind=image"
-        )
-    if net.regions and recipe.output.activation == "softmax":
-        raise PlanError(
-            f"output.activation=softmax is for classes of which a voxel has one, and the channels of net {net.label} "
-            f"are regions, which may overlap ({names}); leave it out"
-        )
-    if not net.regions and recipe.output.activation == "sigmoid":
-        raise PlanError(
-            f"output.kind=classes takes the largest channel, and output.activation=sigmoid says that the channels of "
-            f"net {net.label} are no exclusive classes, so that a voxel may have several or none; set "
-            "output.kind=image, or output.activation=none if a voxel has one"
-        )
-    if net.regions:
-        num_channels = 1 + max(region.label for region in net.regions)
-    least = "uint8" if num_channels <= 1 << 8 else "uint16"
-    if num_channels < 2:
-        raise PlanError(
-            "output.kind=classes takes the largest of several channels, and the net has one; threshold it, or leave "
-            "output.kind out"
-        )
-    own = least if recipe.output.dtype == "auto" else recipe.output.dtype
-    if np.dtype(own).kind not in "iu" or np.iinfo(own).max < num_channels - 1:
-        raise PlanError(f"output.dtype {own} cannot hold {num_channels} classes; set output.dtype={least}")
-    return own

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.nets.facts import weights_path
 from volpipe.recipes.inference import NetChoice, Normalise
+from volpipe.units import count
 from volpipe.volumes.lines import line_contrast
 from volpipe.volumes.storage.metadata import Lengths, shown
 from volpipe.volumes.storage.paths import atomic_write
@@ -24,19 +25,54 @@ from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
+UNITS = {"psnr": " dB"}  # of scores
 SUFFIX = ".trained.json"  # in place of that of the weights
 ALIKE, ROUNDING = 0.1, 1e-6  # of a voxel's length, by which one may be longer or shorter
 LEAST_CONTRAST = 0.1  # of lines, to either side: see `lines.line_contrast`
 LEAST_ANISOTROPY = 1.5  # of the longest side of a voxel by the next
 
 
+class BoxScores(BaseModel):
+    """The scores of weights in boxes of their volumes that they did not learn from.
+
+    Attributes:
+        boxes: such as "0:8,0:32,0:32 of cells.n5", in voxels of each volume.
+        scores: by name; None of what has none there.
+        num_values: how many scores of these boxes there were to look at, these included.
+        chose: what was chosen by them, such as "the best of 4 trainings"; "" where nothing was.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    boxes: tuple[str, ...]
+    scores: dict[str, float | None]
+    num_values: int = 1
+    chose: str = ""
+
+    def summary(self) -> str:
+        """Return the scores, where they are from, and whether something was chosen by them."""
+        shown = (
+            f"{name} {'nan' if value is None else f'{value:.4g}'}{UNITS.get(name, '')}"
+            for name, value in self.scores.items()
+        )
+        where, num = " and ".join(self.boxes), f"{count(self.num_values, 'value')} looked at"
+        chosen = (
+            f"which chose {self.chose} ({num}), so that this score flatters it"
+            if self.chose
+            else f"by which nothing was chosen ({num})"
+        )
+        return f"{', '.join(shown)} in {where}, {chosen}"
+
+
 class Trained(BaseModel):
-    """The volumes that weights learned from.
+    """The volumes that weights learned from, and their scores in what was kept from them.
 
     Attributes:
         voxel_sizes_nm: (z, y, x) of the net's input, of each volume; none where nobody knows.
         line_contrasts: of each volume, as of `line_contrast`.
         normalise: in numbers, where all volumes had the same.
+        held_out: the last scores in the boxes that were looked at on the way.
+        test: the scores in the boxes that were scored at the end alone.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -45,6 +81,8 @@ class Trained(BaseModel):
     line_contrasts: tuple[float, ...] = ()
     normalise: Normalise | None = None
     unlike: tuple[Normalise, ...] = Field((), exclude=True)  # those of the nets of an ensemble, where they differ
+    held_out: BoxScores | None = None
+    test: BoxScores | None = None
 
     @classmethod
     def beside(cls, choice: NetChoice, search_path: str) -> Trained | None:
@@ -65,9 +103,12 @@ class Trained(BaseModel):
                 if known
                 else None
             )
-        if choice.weights is None:
-            return None
-        path = trained_path(weights_path(choice.weights, search_path))
+        return None if choice.weights is None else cls.of(weights_path(choice.weights, search_path))
+
+    @classmethod
+    def of(cls, weights: Path) -> Trained | None:
+        """Return the file beside `weights` that describes their training; None without one."""
+        path = trained_path(weights)
         try:
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:

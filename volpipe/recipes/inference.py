@@ -433,6 +433,9 @@ class Output(Section):
     input for labels and classes, which lie on top of the image then; net for others, and for nnU-Net's folders."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     """What is done to the net's numbers once its windows are joined; softmax goes over the channels."""
+    labels: tuple[Annotated[int, Field(ge=0, le=65535)], ...] = ()
+    """Of kind classes: the label that is written for each channel, in place of its number. With activation sigmoid,
+    classes overlap: the label of the last channel above a half, 0 where none is, as nnU-Net's regions_class_order."""
     chunk: Triple | Auto = "auto"
     """Output voxels of a chunk (z, y, x), the unit of reading."""
     shard: Triple | Auto = "auto"
@@ -447,6 +450,12 @@ class Output(Section):
     """Number of coarser levels beside level 0."""
     arrays: dict[str, ArrayOutput] = Field(default_factory=dict)
     """With `net.output` = "all": keys of one of the arrays, such as `arrays.distance.dtype`."""
+
+    @model_validator(mode="after")
+    def _labels_of_classes(self) -> Output:
+        if self.labels and self.kind != "classes":
+            raise ValueError("labels are written for kind classes; set kind, or leave labels out")
+        return self
 
 
 class Recipe(Section):

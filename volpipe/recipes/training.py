@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.geometry.labels import Ignore
-from volpipe.recipes.inference import NetChoice, Normalise, Output
+from volpipe.recipes.inference import Auto, NetChoice, Normalise, Output
 from volpipe.recipes.toml import Section, Sizes, UserPath, differences, load_tree, typed
 from volpipe.units import count
 
@@ -25,6 +25,11 @@ TENSORS, TRUTH_KEY = "tensors.n5", "tensors/truth"  # predictions of held-out wi
 STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
 VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean
+LabelSet = Annotated[
+    tuple[Annotated[int, Field(ge=0)], ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
+    Field(min_length=1),
+]
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 NEUTRAL = (  # may change on the way
     "steps", "decay", "keep", "checkpoint_every", "validate_every", "predict_every", "continue_steps",
@@ -44,6 +49,9 @@ class Data(Section):
     """A box `z0:z1,y0:y1,x0:x1` that no training window touches, in voxels, as lengths or as shares (`:,:,75%:` is the
     last quarter along x); of stored windows in voxels. Beside labels of a part, it is a box of the labels. Give a
     volume twice to hold out two boxes: windows of both entries keep out of both."""
+    test: str | None = None
+    """A box, as `held_out`, by which nothing is chosen: no window touches it, and it shares no voxel with a box that is
+    held out. The net that a training, a sweep or a search ends with is scored there once, at the end."""
     box: str | None = None
     """The box that windows come from, as `held_out`; without it, all of the volume, or where its labels are."""
     stored: bool = False
@@ -55,6 +63,9 @@ class Data(Section):
     """The array in labels, where the container has several."""
     any_place: bool = False
     """Pair labels and volume, of one shape, voxel by voxel although their places say that they lie elsewhere."""
+    annotated: tuple[str, ...] = ()
+    """Names of the classes that these labels annotate, where they leave others out: these give no loss and no score
+    there. A voxel of label 0 may then be of any class that is left out. Without the key, all of `classes.names`."""
     weight: float = Field(1.0, gt=0)
     """So many times as many windows come from this volume as its size would give."""
     incomplete: bool = False
@@ -64,10 +75,14 @@ class Data(Section):
     def _consistent(self) -> Data:
         if self.stored and self.labels is not None:
             raise ValueError("labels need voxels, not stored windows; set stored to false, and path to the volume")
+        if self.stored and self.test is not None:
+            raise ValueError("test needs voxels, not stored windows; give the volume in a [[data]] of its own")
         if self.stored and self.box is not None:
             raise ValueError("box needs voxels, not stored windows; store those of that box, or leave it out")
         if self.labels is None and self.labels_key is not None:
             raise ValueError("labels_key names an array in labels, which is missing; give labels")
+        if self.labels is None and self.annotated:
+            raise ValueError("annotated names classes of labels, which are missing; give labels")
         return self
 
 
@@ -117,6 +132,10 @@ class Samples(Section):
     and labels move as well."""
     stay: int = Field(1, ge=1)
     """So many windows in turn come from the same neighbourhood, of twice the window along each axis."""
+    labelled: Annotated[float, Field(ge=0, le=1)] | Auto = "auto"
+    """Share of the windows that are drawn about a voxel whose label is known, each such voxel as often; the others lie
+    anywhere. As nnU-Net's oversample_foreground_percent, for labels of a few voxels such as scribbles. auto: 1 where
+    fewer than 5 % of the labels in some boxes are known, else 0."""
 
     @model_validator(mode="after")
     def _check_values(self) -> Samples:
@@ -180,11 +199,20 @@ class Classes(Section):
     """What the net gives where the labels are classes, such as mitochondrion, and not numbers of objects."""
 
     names: tuple[str, ...] = ()
-    """A name for each class: label k is of class k, the first one of label 0, and the net has a channel for each."""
+    """A name for each class, and the net has a channel for each; the first is what is of no other class."""
+    labels: tuple[LabelSet, ...] = ()
+    """The label of each class, or a list of several; without it, label k is of class k, the first one of label 0."""
+    regions: bool = False
+    """Classes may overlap, as nnU-Net's regions: a voxel is in all classes that list its label, label 0 in none, and
+    each channel is learnt by itself, by a sigmoid and binary cross-entropy."""
+    regions_class_order: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Of regions: the label that a run writes for each, later ones over earlier ones, as in nnU-Net's dataset.json.
+    Without it, a run writes the chance of each."""
     ignore: Ignore = None
-    """Labels of voxels of which nothing is known: as `affinities.ignore`."""
+    """Labels of voxels of which nothing is known: as `affinities.ignore`. 0 where scribbles leave most voxels open."""
     balance: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """Weight of the voxels of each class in the cross-entropy; by default all weigh the same."""
+    """Weight of the voxels of each class in the cross-entropy; by default all weigh the same. Of regions: of those
+    within."""
     cross_entropy: float = Field(1.0, ge=0)
     """Weight of the cross-entropy."""
     dice: float = Field(1.0, ge=0)
@@ -192,13 +220,61 @@ class Classes(Section):
 
     @model_validator(mode="after")
     def _check_values(self) -> Classes:
-        if len(self.names) == 1 or len(self.names) > MOST_CLASSES or len(set(self.names)) < len(self.names):
-            raise ValueError(f"names {self.names}: give 2 to {MOST_CLASSES} different ones, the first for label 0")
+        least = 1 if self.regions else 2
+        if self.names and not least <= len(set(self.names)) == len(self.names) <= MOST_CLASSES:
+            what = "" if self.regions or self.labels else ", the first for label 0"
+            raise ValueError(f"names {self.names}: give {least} to {MOST_CLASSES} different ones{what}")
+        if self.labels and len(self.labels) != len(self.names):
+            raise ValueError(f"labels are of {count(len(self.labels), 'class')}, names are {len(self.names)}")
+        listed = [label for labels in self.labels for label in labels]
+        if (
+            not self.regions
+            and (twice := next((label for label in listed if listed.count(label) > 1), None)) is not None
+        ):
+            raise ValueError(f"labels: {twice} is of two classes; set regions = true if classes overlap")
+        ignored = () if self.ignore is None else (self.ignore,) if isinstance(self.ignore, int) else self.ignore
+        if both := set(listed) & set(ignored):
+            raise ValueError(f"ignore names label {min(both)}, which is in labels too; take it out of one")
+        if self.regions and self.names and not self.labels:
+            raise ValueError("regions need labels, a list for each of names; give labels")
+        if self.regions_class_order and not self.regions:
+            raise ValueError("regions_class_order is for classes that overlap; set regions = true")
+        if self.regions_class_order and len(self.regions_class_order) != len(self.names):
+            raise ValueError(
+                f"regions_class_order has {len(self.regions_class_order)} labels for {len(self.names)} names"
+            )
         if self.balance and len(self.balance) != len(self.names):
             raise ValueError(f"balance has {len(self.balance)} weights for {count(len(self.names), 'class')}")
         if not self.cross_entropy and not self.dice:
             raise ValueError("cross_entropy and dice are 0; give one above 0")
         return self
+
+    @property
+    def label_sets(self) -> tuple[tuple[int, ...], ...]:
+        """The labels of each class."""
+        return self.labels or tuple((number,) for number in range(len(self.names)))
+
+    @property
+    def names_by_label(self) -> tuple[str, ...]:
+        """The names of labels 0, 1, … of classes of which a voxel has one; the number of a label that is in none."""
+        if self.regions:
+            return ()
+        names = {label: name for name, labels in zip(self.names, self.label_sets, strict=True) for label in labels}
+        return tuple(names.get(label, str(label)) for label in range(1 + max(names, default=-1)))
+
+    def left_out(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Return the labels of the classes that labels which annotate `names` leave out."""
+        pairs = zip(self.label_sets, self.are_annotated(names), strict=True)
+        return tuple(label for labels, is_annotated in pairs if not is_annotated for label in labels)
+
+    def are_annotated(self, names: Sequence[str]) -> tuple[bool, ...]:
+        """Return whether labels that annotate the classes `names`, all without any, annotate each class.
+
+        Of classes of which a voxel has one, the first is what is left.
+        """
+        return tuple(
+            not names or name in names or (number == 0 and not self.regions) for number, name in enumerate(self.names)
+        )
 
 
 class Steps(Section):
@@ -299,6 +375,11 @@ class TrainRecipe(Section):
     train: Steps = Steps()
 
     @property
+    def has_test(self) -> bool:
+        """Whether there are boxes that are scored at the end alone."""
+        return any(data.test for data in self.data)
+
+    @property
     def learns_labels(self) -> bool:
         """Whether the truth is labels, not the volumes themselves."""
         return self.data[0].labels is not None
@@ -321,9 +402,24 @@ class TrainRecipe(Section):
     @property
     def output(self) -> Output:
         """The output of a run of the trained net: of images grey levels, also where the net declares no intensity."""
+        if self.classes.regions:
+            order = self.classes.regions_class_order
+            return Output(kind="classes", activation="sigmoid", labels=order) if order else self.scored_output
         if self.learns_classes:
-            return Output(kind="classes")
+            return Output(kind="classes", labels=tuple(labels[0] for labels in self.classes.labels))
         return Output() if self.learns_labels else Output(intensity="same")
+
+    @property
+    def scored_output(self) -> Output:
+        """The output by which it is scored: of classes their numbers, of regions the chance of each."""
+        if self.classes.regions:
+            return Output(activation="sigmoid", intensity="raw")
+        return Output(kind="classes") if self.learns_classes else self.output
+
+    @property
+    def is_partly_annotated(self) -> bool:
+        """Whether some of the labels leave classes out."""
+        return any(data.annotated for data in self.data)
 
     @model_validator(mode="after")
     def _possible(self) -> TrainRecipe:
@@ -350,6 +446,12 @@ class TrainRecipe(Section):
             raise ValueError(
                 "classes are learnt from labels, and without affinities; give data.labels, or leave one out"
             )
+        for data in self.data:
+            if unknown := [name for name in data.annotated if name not in self.classes.names]:
+                raise ValueError(
+                    f"data.annotated of {data.path}: {unknown[0]} is no class; name some of classes.names, "
+                    f"{', '.join(self.classes.names) or 'which are missing'}"
+                )
         if not self.learns_classes and self.classes != Classes():
             raise ValueError("classes have no names; give classes.names, the first for label 0, or leave classes out")
         if not (self.learns_classes or self.net.offsets in (None, self.affinities.offsets)):

@@ -355,11 +355,20 @@ class StagePlan(ABC):
 
 @dataclass(frozen=True)
 class Truth:
-    """What an evaluation compares with, in which box, and the labels of which nothing is known."""
+    """What an evaluation compares with, in which box, and the labels of which nothing is known.
 
-    labels: Volume | None  # where skeletons stand in
-    held_out: str | None
+    Attributes:
+        labels: None where skeletons stand in.
+        note: why scores there flatter the net; "" where they do not.
+        left_out: labels of classes that these labels do not annotate; in an output they count as the label `first`.
+    """
+
+    labels: Volume | None
+    box: str | None
     ignore: Ignore
+    note: str = ""
+    left_out: tuple[int, ...] = ()
+    first: int = 0
 
 
 def fed(feed: StagePlan, array: str, choice: ArrayInput) -> Volume:

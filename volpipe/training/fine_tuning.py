@@ -23,6 +23,7 @@ from volpipe.recipes.toml import set_values, typed
 from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe, load_training
 from volpipe.resolve import nearest, shipped_starts
 from volpipe.training.data.degrade import context
+from volpipe.training.data.labelled import LabelledVoxels, are_sparse
 from volpipe.training.data.volumes import TrainingData, check_holds, differs, open_data, resolve_address
 from volpipe.training.task import Training
 from volpipe.volumes.values import grey_notes, take_sample
@@ -208,8 +209,14 @@ def _held_out(recipe: TrainRecipe, data: TrainingData, search_path: str) -> Box:
             f"{scored} has {shape} voxels (z, y, x): no axis has room for a window of {tuple(window)} and as much "
             f"beside it to hold out; give a larger volume, or smaller windows, such as samples.shape={smaller}"
         )
+    reader, ignore = scored.open(), recipe.ignore if data.labels else ()
+
+    def read(part: Box) -> np.ndarray:
+        return np.asarray(reader.read(part)[0])
+
+    is_sparse = data.labels is not None and are_sparse(scored, Box.from_shape(shape), read, ignore)
     for box in boxes:
-        if differs(scored, box, recipe.ignore if data.labels else ()):
+        if differs(scored, box, ignore) or (is_sparse and LabelledVoxels.count(box, (), read, ignore).num):
             return box
     raise PlanError(
         f"{scored} has one value alone in {' and '.join(map(str, boxes))}, by which no net can be "

@@ -89,6 +89,11 @@ def read_scores(folder: Path) -> list[tuple[int, float]]:
     return scores
 
 
+def scores_in(entry: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores in an entry of a training's log, by name, without losses, rates and times."""
+    return {name: value for name, value in entry.items() if name in (*SCORES, "accuracy") or name.startswith("dice ")}
+
+
 def no_better(folder: Path) -> str:
     """Return a sentence if the weights of a training are no better than those that it began with; "" otherwise."""
     scores = read_scores(folder)

@@ -32,16 +32,26 @@ from volpipe.nets.facts import NetFacts
 from volpipe.nets.files import inner_net
 from volpipe.nets.identity import NetIdentity
 from volpipe.nets.load import build_net, check_identity, describe
+from volpipe.nets.trained import BoxScores
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.training.data.augment import Loaded, Pair, PairMaker
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.volumes import check_net, learned_from
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
-from volpipe.training.logs import Write, open_log, read_log
+from volpipe.training.logs import SCORES, Write, open_log, read_log, scores_in
 from volpipe.training.losses import consistency, cropped, loss_terms
 from volpipe.training.optimizer import Adam
-from volpipe.training.validate import HeldOut, check_scorable, predict, prepare_held_out, validate
+from volpipe.training.validate import (
+    KeptBox,
+    check_scorable,
+    finite_or_none,
+    predict,
+    prepare_held_out,
+    prepare_test,
+    tested_scores,
+    validate,
+)
 from volpipe.volumes.storage.paths import atomic_write, whole_file
 
 log = logging.getLogger(__name__)
@@ -174,7 +184,10 @@ def train(
         norms = [entry["norm"] for entry in read_log(folder) if "norm" in entry]
         if recipe.learns_labels and norms and not any(norms):
             raise PlanError("no window had a known label, so that nothing was learnt; give data.box, where labels are")
-        store_trained(recipe, facts.scale, folder, search_path)
+        # Of many trainings the chosen one alone is tested, once it is known.
+        tested = None if is_trial else tested_scores(state.average, facts, sampler, folder)
+        known = {"held_out": train_log.last_scores(), "test": tested}
+        store_trained(recipe, facts.scale, folder, search_path, known)
         save_weights(folder / WEIGHTS, state.average.state_dict())
     return state.step
 
@@ -194,13 +207,15 @@ class TrainLog:
     waiting: list[Entry] = field(default_factory=list)  # of steps whose numbers are not read yet
 
     @cached_property
-    def held_out(self) -> list[HeldOut]:
+    def held_out(self) -> list[KeptBox]:
         return prepare_held_out(self.sampler, self.folder)
 
     def begin(self, state: TrainState) -> None:
-        """Refuse held-out boxes without labels; log the scores of weights to start from as those of step 0."""
+        """Refuse held-out and test boxes without labels; log the scores of weights to start from as those of step 0."""
         if self.group.is_rank_zero and self.recipe.train.validate_every:
             check_scorable(self.recipe, self.held_out)
+        if self.group.is_rank_zero and self.recipe.learns_labels and self.recipe.has_test:
+            check_scorable(self.recipe, prepare_test(self.sampler, self.folder), "data.test")
         is_first = not state.step and self.recipe.net.weights is not None
         if is_first and self.group.is_rank_zero and (scores := self.scores(state)):
             self._log([{"step": 0, **scores, "time": time.time()}])
@@ -251,6 +266,14 @@ class TrainLog:
                 self._log(entries[:number])
                 raise RunError(trouble)
         return entries
+
+    def last_scores(self) -> BoxScores | None:
+        """Return the last scores of the held-out boxes, with how many there were; None without any."""
+        entries = [entry for entry in read_log(self.folder) if any(name in entry for name in SCORES)]
+        if not entries:
+            return None
+        boxes = tuple(map(str, self.held_out))
+        return BoxScores(boxes=boxes, scores=finite_or_none(scores_in(entries[-1])), num_values=len(entries))
 
     def scores(self, state: TrainState) -> dict[str, float]:
         """Return the scores of the held-out boxes, none between validations; write predictions at their interval."""
@@ -441,10 +464,12 @@ def checkpoint_at(folder: Path, step: int) -> Path:
     return folder / f"{step:09}{SUFFIX}"
 
 
-def store_trained(recipe: TrainRecipe, scale: Triple, folder: Path, search_path: str) -> None:
-    """Write the file in `folder` that describes the training of its weights, before the weights."""
+def store_trained(
+    recipe: TrainRecipe, scale: Triple, folder: Path, search_path: str, scores: Mapping[str, BoxScores | None]
+) -> None:
+    """Write the file in `folder` that describes the training of its weights and their `scores`, before the weights."""
     try:
-        learned_from(recipe, scale, search_path).store(folder / WEIGHTS)
+        learned_from(recipe, scale, search_path).model_copy(update=dict(scores)).store(folder / WEIGHTS)
     except (VolpipeError, OSError) as error:  # the weights are worth more
         log.warning("what the weights learned from cannot be noted, and no run compares its volume with it: %s", error)
 

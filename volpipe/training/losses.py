@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool3d, binary_cross_entropy, binary_cross_e
 
 from volpipe.geometry.grid import Triple
 from volpipe.recipes.training import Affinities, Classes, Loss
-from volpipe.training.data.targets import NEAR, UNKNOWN
+from volpipe.training.data.targets import NEAR, UNKNOWN, channels_known, class_numbers
 
 ROOM = (0, 2, 3, 4)  # all axes but the channels'
 RAREST = 0.05  # share of the voxels, as of a small window that no membrane cuts
@@ -67,8 +67,15 @@ def class_terms(choice: Classes, out: Tensor, truth: Tensor) -> dict[str, Tensor
 
     Args:
         out: (n, class, z, y, x), logits.
-        truth: (n, 1, z, y, x), the number of the class, or UNKNOWN, which does not count.
+        truth: (n, 1, z, y, x), the number of the class, or UNKNOWN, which does not count; or of each class (n, class,
+            z, y, x), as of `targets.partial_targets`; or of regions, as of `targets.region_targets`.
     """
+    if choice.regions:
+        return region_terms(choice, out, truth)
+    counted = None
+    if truth.shape[1] > 1:
+        counted = channels_known(truth)
+        out, truth = with_left_out_as_first(out, counted), class_numbers(truth)
     known = truth != UNKNOWN
     terms = {}
     if choice.cross_entropy:
@@ -79,8 +86,53 @@ def class_terms(choice: Classes, out: Tensor, truth: Tensor) -> dict[str, Tensor
         terms["cross_entropy"] = sums / shares.sum().clamp(min=SMALL)
     if choice.dice:
         of_class = truth == torch.arange(out.shape[1], device=out.device).view(1, -1, 1, 1, 1)
-        terms["dice"] = 1 - _dice(out.softmax(1) * known, of_class.float()).mean()
+        terms["dice"] = _missing_overlap(out.softmax(1) * known, of_class.float(), counted)
     return terms
+
+
+def region_terms(choice: Classes, out: Tensor, truth: Tensor) -> dict[str, Tensor]:
+    """Return the unweighted terms of `choice`, of classes that overlap, whose weight is not 0.
+
+    Args:
+        out: (n, region, z, y, x), logits.
+        truth: of the same shape: 1, 0 or UNKNOWN, which does not count.
+    """
+    known, inside = (truth != UNKNOWN).float(), (truth == 1).float()
+    terms = {}
+    if choice.cross_entropy:
+        weights = known
+        if choice.balance:
+            weights = known * torch.where(inside > 0, out.new_tensor(choice.balance).view(1, -1, 1, 1, 1), 1.0)
+        errors = binary_cross_entropy_with_logits(out, inside, reduction="none")
+        terms["cross_entropy"] = (errors * weights).sum() / weights.sum().clamp(min=SMALL)
+    if choice.dice:
+        terms["dice"] = _missing_overlap(out.sigmoid() * known, inside, channels_known(truth))
+    return terms
+
+
+def with_left_out_as_first(out: Tensor, annotated: Tensor) -> Tensor:
+    """Return logits (n, class, z, y, x) in which the first class has the chances of those that are not annotated too.
+
+    So a voxel of the first label costs nothing, whichever of these it is: the marginal loss of Shi et al. 2021
+    (doi 10.1016/j.media.2021.101979).
+
+    Args:
+        annotated: (n, class), bool.
+    """
+    left_out = ~annotated[..., None, None, None]
+    summed = left_out.clone()
+    summed[:, 0] = True
+    first = out.masked_fill(~summed, -torch.inf).logsumexp(1, keepdim=True)
+    return torch.cat([first, out.masked_fill(left_out, -torch.inf)[:, 1:]], 1)
+
+
+def _missing_overlap(out: Tensor, truth: Tensor, counted: Tensor | None) -> Tensor:
+    """Return 1 less the mean Dice coefficient of the channels that any of `counted` (n, c) has; of all without."""
+    shares = _dice(out, truth)
+    if counted is None:
+        return 1 - shares.mean()
+    has = counted.any(0)
+    return ((1 - shares) * has).sum() / has.sum().clamp(min=1)
 
 
 def balance(near: Tensor, known: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import numpy as np
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.errors import RunError
 from volpipe.inference.scratch import SOURCE_KEY
+from volpipe.nets.trained import Trained
 from volpipe.recipes.toml import Section as RecipeSection
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, WEIGHTS, TrainRecipe
 from volpipe.reporting import frames
@@ -71,6 +72,10 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     weights = folder.path / WEIGHTS
     if weights.is_file():
         facts["weights"] = str(weights)
+        if (known := Trained.of(weights)) is not None and known.held_out is not None:
+            facts["held out"] = known.held_out.summary()
+        if known is not None and known.test is not None:
+            facts["test"] = known.test.summary()
     is_complete = weights.is_file() and newest >= recipe.train.steps
     origin: list[Item] = [FactTable("Recipe: what differs from the defaults", changed_keys(recipe))]
     what = f"The training of {recipe.net.name}."
@@ -185,6 +190,8 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
     channels = (
         " The first three channels of affinities are red, green and blue."
         if recipe.learns_labels and not recipe.learns_classes
+        else " The first three regions are red, green and blue."
+        if recipe.classes.regions
         else ""
     )
     before = "before the first step and " if "Before" in names else ""
@@ -217,5 +224,6 @@ def _limits(windows: Mapping[str, np.ndarray], recipe: TrainRecipe) -> dict[str,
     names = ("Input", "Truth") if recipe.learns_labels else ("Truth", "Truth")
     own, truth = (display_range(windows[name]) for name in names)
     if recipe.learns_labels:
-        truth = (0.0, len(recipe.classes.names) - 1.0 if recipe.learns_classes else 1.0)
+        is_number = recipe.learns_classes and not recipe.classes.regions
+        truth = (0.0, len(recipe.classes.names) - 1.0 if is_number else 1.0)
     return {"Input": own} | dict.fromkeys(("Before", "Prediction", "Truth"), truth)

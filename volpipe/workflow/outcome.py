@@ -13,6 +13,7 @@ from pathlib import Path
 
 from volpipe.errors import VolumeError
 from volpipe.inference.statistics import affine, in_numbers
+from volpipe.nets.trained import UNITS, Trained
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, TrainRecipe, run_sections
 from volpipe.reporting.panels import Panel, curve, panels_png
@@ -23,7 +24,6 @@ from volpipe.training.task import Training
 from volpipe.volumes.volume import open_volume
 
 CURVE = "curve.png"  # in a training's folder
-UNITS = {"psnr": " dB"}
 Points = list[tuple[int, float]]  # step and value
 
 
@@ -47,13 +47,27 @@ def outcome_lines(folder: Path) -> Iterator[str]:
                 yield f"held out: {name} is nan: labels are alike there; give data.held_out, a box with more in it"
                 continue
             before = "" if points[0][0] else f"{points[0][1]:.4g}{unit} before, "
-            most = f"best {best[1]:.4g}{unit} at step {best[0]:,}"
+            of_all = f" of {len(points)} values" if len(points) > 1 else ""
+            most = f"best{of_all} {best[1]:.4g}{unit} at step {best[0]:,}"
             yield f"held out: {name} {before}{last:.4g}{unit} at step {step:,}, {most}"
     if not scored:
         yield "nothing was held out and scored: data.held_out and train.validate_every tell how good the net is"
+    yield from box_lines(folder)
     for each in () if (training := Training.load(folder)) is None else training.rounds:
         yield f"continued {each}"
     yield from filter(None, (no_better(folder), near_chance(folder)))
+
+
+def box_lines(folder: Path) -> Iterator[str]:
+    """Yield a line on what the held-out boxes of a training chose, and one of the scores in its test boxes."""
+    trained = Trained.of(folder / WEIGHTS)
+    if trained is None:
+        return
+    if trained.held_out is not None and trained.held_out.chose:
+        advice = "" if trained.test is not None else "; data.test gives a box by which nothing is chosen"
+        yield f"held out: {trained.held_out.summary()}{advice}"
+    if trained.test is not None:
+        yield f"test: {trained.test.summary()}"
 
 
 def draw_curve(folder: Path) -> Path | None:

@@ -265,8 +265,16 @@ class TrainStage(StagePlan):
         labels, recipe = self.plan.labels, self.plan.recipe
         if labels is None:
             raise PlanError(f"stage {self.name} learns from no labels; give {self.name}.data.labels, or name a volume")
-        choice = recipe.classes if recipe.learns_classes else recipe.affinities
-        return Truth(labels, recipe.data[0].held_out, choice.ignore)
+        first, classes = recipe.data[0], recipe.classes
+        left_out = classes.left_out(first.annotated) if recipe.learns_classes and not classes.regions else ()
+        background = classes.label_sets[0][0] if left_out else 0
+        if first.test is not None:
+            return Truth(labels, first.test, recipe.ignore, left_out=left_out, first=background)
+        note = (
+            f"box {first.held_out} chooses the net of stage {self.name}, so that scores there flatter it; give "
+            f"{self.name}.data.test, a box by which nothing is chosen"
+        )
+        return Truth(labels, first.held_out, recipe.ignore, note if self.plan.search else "", left_out, background)
 
     def learned(self, recipe_for: Callable[[TrainRecipe], Recipe], *, fresh: bool) -> list[Recipe]:
         """Return the recipe of a run with its weights, and the map of grey levels as the net learned them.

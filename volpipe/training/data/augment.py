@@ -21,7 +21,7 @@ from volpipe.inference.intensity import to_dtype
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.data.degrade import blur, coarsening, radius
 from volpipe.training.data.samples import Augmentation, Sampler, Window
-from volpipe.training.data.targets import class_targets, signed, tensor_targets
+from volpipe.training.data.targets import class_targets, partial_targets, region_targets, signed, tensor_targets
 from volpipe.training.data.volumes import check_classes
 
 Pair = tuple[Tensor, Tensor]  # inputs, float32, and truth, float32 or int8 targets: (n, c, z, y, x)
@@ -71,7 +71,7 @@ class PairMaker:
         small = data.dtype.itemsize <= 2 and np.issubdtype(data.dtype, np.integer)
         voxels = torch.from_numpy(np.ascontiguousarray(data, data.dtype.newbyteorder("=") if small else np.float32))
         if labels is not None and self.recipe.learns_classes:
-            check_classes(window.source.labels, labels, self.recipe.classes)
+            check_classes(window.source.labels, labels, self.recipe.classes, window.source.annotated)
         numbers = None if labels is None else signed(labels)
         if self.device != "cpu":
             voxels, numbers = voxels.pin_memory(), None if numbers is None else numbers.pin_memory()
@@ -83,7 +83,8 @@ class PairMaker:
         data, labels = self._displaced(batch)
         inputs = _intensities(self.degraded(data, windows), windows)
         if labels is not None:
-            return inputs, targets_of(self.recipe, labels, windows[0].source.label_dtype)
+            sources = [window.source for window in windows]
+            return inputs, targets_of(self.recipe, labels, sources[0].label_dtype, [each.annotated for each in sources])
         z, y, x = (slice(c, n - c) for c, n in zip(self.sampler.context, data.shape[2:], strict=True))
         return inputs, _intensities(data[..., z, y, x], windows)
 
@@ -134,11 +135,20 @@ class PairMaker:
         return torch.stack(voxels), torch.stack(labels) if labels else None
 
 
-def targets_of(recipe: TrainRecipe, labels: Tensor, dtype: np.dtype) -> Tensor:
-    """Return the targets (n, c, z, y, x), int8, of `signed` labels (n, z, y, x) that had the type `dtype`."""
-    if recipe.learns_classes:
-        return class_targets(labels, len(recipe.classes.names), ignored(dtype, recipe.ignore))
-    return tensor_targets(labels, recipe.affinities.offsets, ignored(dtype, recipe.ignore))
+def targets_of(recipe: TrainRecipe, labels: Tensor, dtype: np.dtype, annotated: Sequence[Sequence[str]]) -> Tensor:
+    """Return the targets (n, c, z, y, x), int8, of `signed` labels (n, z, y, x) that had the type `dtype`.
+
+    Args:
+        annotated: for each of n, the names of the classes that its labels annotate; none for all.
+    """
+    unknown, classes = ignored(dtype, recipe.ignore), recipe.classes
+    if not recipe.learns_classes:
+        return tensor_targets(labels, recipe.affinities.offsets, unknown)
+    flags = [classes.are_annotated(names) for names in annotated]
+    if classes.regions:
+        return region_targets(labels, classes.label_sets, unknown, flags)
+    targets = class_targets(labels, classes.label_sets, unknown)
+    return partial_targets(targets, len(classes.names), flags) if recipe.is_partly_annotated else targets
 
 
 def mirrored_part(data: Tensor, box: Box) -> Tensor:

@@ -8,6 +8,7 @@ chunks.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.dataset import WindowDataset
 from volpipe.training.data.degrade import context
+from volpipe.training.data.labelled import LabelledVoxels, are_sparse
 from volpipe.training.data.volumes import (
     CACHE_BYTES,
     check_holds,
@@ -93,7 +95,8 @@ class SampleSource:
     Attributes:
         volume: the volume, or the array of its stored windows.
         held_out: the box that is validated, None without.
-        closed: boxes that no window may touch: those held out of this volume by any `[[data]]`.
+        test: the box that is scored at the end alone, None without.
+        closed: boxes that no window may touch: those held out of this volume, or tested, by any `[[data]]`.
         normalise: of its values; the identity for stored windows, which are normalised.
         stored: the stored windows, None where windows are cut from the volume.
         labels: of the volume's voxels, None where the truth is the volume itself.
@@ -102,6 +105,7 @@ class SampleSource:
         part: the box that windows come from; None for all.
         extent: the box where the labels lie, of which no more is read; None for all.
         session: of whoever reads: chunks that another one decoded are compared with their files once more.
+        annotated: names of the classes that the labels annotate; none for all.
     """
 
     volume: Volume
@@ -115,6 +119,8 @@ class SampleSource:
     part: Box | None = None
     extent: Box | None = None
     session: str = ""
+    test: Box | None = None
+    annotated: tuple[str, ...] = ()
 
     @property
     def shape(self) -> Triple:
@@ -177,6 +183,12 @@ class SampleSource:
         """Return the labels (z, y, x) of `box` of the volume, where they lie; None without labels."""
         return None if self.label_reader is None else self.label_reader.read(box.relative_to(self.read_box.start))[0]
 
+    def labels_in(self, box: Box) -> np.ndarray:
+        """Return the labels (z, y, x) of `box` of the volume, which has some."""
+        labels = self.read_labels(box)
+        assert labels is not None
+        return labels
+
     def is_free(self, box: Box) -> bool:
         """Return whether `box` lies outside of all held-out boxes."""
         return all((box & closed).is_empty for closed in self.closed)
@@ -217,6 +229,47 @@ class Sampler:
             replace(source, is_shared=is_trial and whole)
             for whole, source in zip(self.reads_whole, sources, strict=True)
         ]
+        self._about_labels = {id(source): self._labelled_share(source) for source in self.sources}
+        self._labelled: dict[int, LabelledVoxels] = {}
+        self._counting = threading.Lock()  # windows are drawn ahead by several threads
+
+    def _labelled_share(self, source: SampleSource) -> float:
+        """Return the share of the windows of `source` that are drawn about known labels."""
+        choice = self.recipe.samples.labelled
+        if source.labels is None:
+            return 0.0
+        if choice != "auto":
+            return choice
+        reader, own = source.label_reader, source.room.relative_to(source.read_box.start)
+        assert reader is not None
+        is_sparse = are_sparse(source.labels, own, lambda box: np.asarray(reader.read(box)[0]), self.recipe.ignore)
+        return float(is_sparse)
+
+    def is_sparse(self, source: SampleSource) -> bool:
+        """Return whether windows of `source` are drawn about known labels."""
+        return self._about_labels[id(source)] > 0
+
+    def _labelled_voxels(self, source: SampleSource) -> LabelledVoxels:
+        """Return the voxels of `source` with known labels about which windows may lie; counted once.
+
+        Raises:
+            PlanError: there are none.
+        """
+        within = source.room.grown(
+            tuple(-edge for edge in self.recipe.samples.margin)
+        )  # no loss is nearer to its faces
+        with self._counting:
+            known = self._labelled.get(id(source))
+            if known is None:
+                known = LabelledVoxels.count(within, source.closed, source.labels_in, self.recipe.ignore)
+                self._labelled[id(source)] = known
+        if not known.num:
+            raise PlanError(
+                f"the labels {source.labels} have no known voxel in {within}, outside of what is held out; give "
+                "data.box where labels are, or classes.ignore (affinities.ignore) if other labels say that nothing is "
+                "known"
+            )
+        return known
 
     def window(self, number: int) -> Window:
         """Return window `number`, the same each time."""
@@ -286,12 +339,33 @@ class Sampler:
     def _draw_box(self, source: SampleSource, place_rng: np.random.Generator, rng: np.random.Generator) -> Box:
         """Return the box of a window: anywhere by `place_rng`, and with samples.stay near there by `rng`."""
         last_corner = tuple(n - s for n, s in zip(source.room.shape, self.shape, strict=True))
+        share = self._about_labels[id(source)]
+        if share and (share == 1 or place_rng.random() < share):
+            return self._draw_about_label(source, last_corner, place_rng, rng)
         for _ in range(MAX_DRAWS):
             corner = tuple(int(place_rng.integers(0, m + 1)) for m in last_corner)
             if self.recipe.samples.stay > 1:  # windows of one neighbourhood overlap, so that its chunks are read once
                 near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, last_corner, strict=True)]
                 corner = tuple(int(rng.integers(low, high + 1)) for low, high in near)
             box = Box.from_shape(self.shape).shift(corner).shift(source.room.start)
+            if source.is_free(self._with_context(box)):
+                return box
+        raise self._nothing_free(source)
+
+    def _draw_about_label(
+        self, source: SampleSource, last_corner: Sequence[int], place_rng: np.random.Generator, rng: np.random.Generator
+    ) -> Box:
+        """Return the box of a window that has a known label within its margin; with samples.stay they share it."""
+        labelled, margin = self._labelled_voxels(source), self.recipe.samples.margin
+        for _ in range(MAX_DRAWS):
+            place = labelled.draw(place_rng)
+            corner = []
+            for at, first, size, edge, most in zip(
+                place, source.room.start, self.shape, margin, last_corner, strict=True
+            ):
+                low, high = at - first - size + edge + 1, at - first - edge
+                corner.append(min(max(0, int(rng.integers(low, high + 1))), most))
+            box = Box.from_shape(self.shape).shift(tuple(corner)).shift(source.room.start)
             if source.is_free(self._with_context(box)):
                 return box
         raise self._nothing_free(source)
@@ -319,7 +393,9 @@ def open_sources(recipe: TrainRecipe, search_path: str) -> list[SampleSource]:
         VolpipeError: as `open_source`.
     """
     sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
-    closed, session = closed_boxes([(source.volume, source.held_out) for source in sources]), uuid4().hex
+    kept = [tuple(box for box in (source.held_out, source.test) if box is not None) for source in sources]
+    volumes, session = [source.volume for source in sources], uuid4().hex
+    closed = closed_boxes([*zip(volumes, kept, strict=True)])
     return [replace(source, closed=boxes, session=session) for source, boxes in zip(sources, closed, strict=True)]
 
 
@@ -339,5 +415,5 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSou
     applied = affine(normalise, opened.volume.dtype, None)
     return SampleSource(
         opened.volume, opened.held_out, applied, labels=opened.labels, weight=data.weight, part=opened.part,
-        extent=opened.extent,
+        extent=opened.extent, test=opened.test, annotated=data.annotated,
     )  # fmt: skip

@@ -54,13 +54,60 @@ def tensor_targets(labels: Tensor, offsets: Sequence[Offset], unknown: Sequence[
     return made
 
 
-def class_targets(labels: Tensor, num: int, unknown: Sequence[int]) -> Tensor:
-    """Return the classes of `signed` labels (n, z, y, x): (n, 1, z, y, x), int8: 0 to num - 1, or UNKNOWN.
+def class_targets(labels: Tensor, sets: Sequence[Sequence[int]], unknown: Sequence[int]) -> Tensor:
+    """Return the classes of `signed` labels (n, z, y, x): (n, 1, z, y, x), int8: 0 to the number of sets - 1, UNKNOWN.
 
     Args:
+        sets: the labels of each class.
         unknown: as in `tensor_targets`; all other labels must be classes.
     """
-    return labels.where((labels >= 0) & (labels < num) & known_in(labels, unknown), UNKNOWN).to(torch.int8)[:, None]
+    if all(list(numbers) == [k] for k, numbers in enumerate(sets)):
+        known = (labels >= 0) & (labels < len(sets)) & known_in(labels, unknown)
+        return labels.where(known, UNKNOWN).to(torch.int8)[:, None]
+    made = labels.new_full(labels.shape, UNKNOWN, dtype=torch.int8)
+    for k, numbers in enumerate(sets):
+        made.masked_fill_(~known_in(labels, numbers), k)
+    return made.masked_fill_(~known_in(labels, unknown), UNKNOWN)[:, None]
+
+
+def region_targets(
+    labels: Tensor, sets: Sequence[Sequence[int]], unknown: Sequence[int], annotated: Sequence[Sequence[bool]]
+) -> Tensor:
+    """Return whether `signed` labels (n, z, y, x) are in each region: (n, region, z, y, x), int8: 1, 0 or UNKNOWN.
+
+    Args:
+        sets, unknown: as in `class_targets`; a label in no set is in no region.
+        annotated: for each of n, whether its labels annotate each region.
+    """
+    made = torch.stack([~known_in(labels, numbers) for numbers in sets], 1).to(torch.int8)
+    return made.masked_fill_(~known_in(labels, unknown)[:, None] | _left_out(annotated, made), UNKNOWN)
+
+
+def partial_targets(classes: Tensor, num: int, annotated: Sequence[Sequence[bool]]) -> Tensor:
+    """Return the targets (n, 1, z, y, x) of `class_targets` as (n, num, z, y, x), int8: 1, 0 or UNKNOWN.
+
+    A class that is not annotated is UNKNOWN throughout, so that the first one stands for it and for itself.
+    """
+    made = (classes == torch.arange(num, device=classes.device).view(1, -1, 1, 1, 1)).to(torch.int8)
+    return made.masked_fill_((classes == UNKNOWN) | _left_out(annotated, made), UNKNOWN)
+
+
+def _left_out(annotated: Sequence[Sequence[bool]], targets: Tensor) -> Tensor:
+    """Return which channels of `targets` the labels do not annotate, (n, c, 1, 1, 1)."""
+    return ~torch.tensor([*map(list, annotated)], device=targets.device)[..., None, None, None]
+
+
+def class_numbers(targets: Tensor) -> Tensor:
+    """Return `partial_targets` (n, num, z, y, x) as `class_targets` (n, 1, z, y, x); those stay."""
+    if targets.shape[1] == 1:
+        return targets
+    numbers = (targets == 1).to(torch.int8).argmax(1, keepdim=True).to(torch.int8)
+    return numbers.masked_fill((targets == UNKNOWN).all(1, keepdim=True), UNKNOWN)
+
+
+def channels_known(targets: Tensor) -> Tensor:
+    """Return which channels of each of `targets` (n, c, z, y, x) have a known voxel, (n, c), bool."""
+    return (targets != UNKNOWN).flatten(2).any(2)
 
 
 def known_in(labels: Tensor, unknown: Sequence[int]) -> Tensor:
@@ -86,6 +133,24 @@ def dice(table: np.ndarray) -> np.ndarray:
     """Return the Dice coefficient of each class of a `confusion`; NaN of a class that is in neither."""
     together = table.sum(0) + table.sum(1)
     return np.where(together > 0, 2 * np.diag(table) / np.maximum(together, 1), np.nan)
+
+
+def region_counts(chances: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return for each region the voxels in output and truth, in the output, and in the truth, (region, 3), int64.
+
+    Args:
+        chances: (region, z, y, x); above a half a voxel is in the region.
+        truth: targets (region, z, y, x); UNKNOWN voxels do not count.
+    """
+    known, inside, found = truth != UNKNOWN, truth == 1, chances > 0.5
+    axes = (1, 2, 3)
+    return np.stack([(found & inside).sum(axes), (found & known).sum(axes), inside.sum(axes)], 1)
+
+
+def region_dice(counts: np.ndarray) -> np.ndarray:
+    """Return the Dice coefficient of each region of `region_counts`; NaN of one that is in neither."""
+    together = counts[:, 1] + counts[:, 2]
+    return np.where(together > 0, 2 * counts[:, 0] / np.maximum(together, 1), np.nan)
 
 
 def histograms(outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:

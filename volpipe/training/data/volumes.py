@@ -27,6 +27,7 @@ from volpipe.nets.trained import Trained
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Classes, Data, TrainRecipe
 from volpipe.training.data.degrade import coarsening, context
+from volpipe.training.data.labelled import SPARSE, are_sparse
 from volpipe.units import count
 from volpipe.volumes.identity import (
     Identity,
@@ -59,7 +60,8 @@ CACHE_BYTES = 1 << 30  # of decoded chunks of each volume, in memory or shared
 class TrainingData:
     """A volume to learn from, its held-out box and its labels, None without; windows come from the box `part`.
 
-    `extent` is where the labels lie, all without. Boxes are in voxels of the volume.
+    `extent` is where the labels lie, all without; `test` is the box by which nothing is chosen. Boxes are in voxels of
+    the volume.
     """
 
     volume: Volume
@@ -67,6 +69,12 @@ class TrainingData:
     labels: Volume | None
     part: Box
     extent: Box
+    test: Box | None = None
+
+    @property
+    def closed(self) -> tuple[Box, ...]:
+        """The boxes that no window may touch."""
+        return tuple(box for box in (self.held_out, self.test) if box is not None)
 
 
 def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingData:
@@ -89,9 +97,11 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
     counted = volume if labels is None or labels.spatial_shape == volume.spatial_shape else labels
     with named(data, "held_out"):
         held_out = None if data.held_out is None else find_roi(data.held_out, counted).shift(extent.start)
+    with named(data, "test"):
+        test = None if data.test is None else find_roi(data.test, counted).shift(extent.start)
     with named(data, "box"):
         part = find_roi(data.box, counted).shift(extent.start)
-    return TrainingData(volume, held_out, labels, part, extent)
+    return TrainingData(volume, held_out, labels, part, extent, test)
 
 
 @contextmanager
@@ -306,7 +316,8 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str, sampled: 
     around = context(recipe.degrade.kind, facts.scale)
     sampled = set() if sampled is None else sampled
     entries = [(data, open_data(data, recipe.normalise, search_path)) for data in recipe.data if not data.stored]
-    closed = closed_boxes([(opened.volume, opened.held_out) for _, opened in entries])
+    check_apart(entries, around)
+    closed = closed_boxes([(opened.volume, opened.closed) for _, opened in entries])
     for (data, opened), boxes in zip(entries, closed, strict=True):
         if opened.volume.num_channels != facts.in_channels:
             raise PlanError(
@@ -405,17 +416,25 @@ def _check_values(data: Data, opened: TrainingData, recipe: TrainRecipe) -> None
     for note in data_notes(data, opened, recipe.normalise):
         log.warning("%s", note, extra=NOTICE)
     own = opened.part.relative_to(opened.extent.start)  # in voxels of the labels
-    if opened.labels is not None and not differs(opened.labels, own, recipe.ignore):
+    labels, share = opened.labels, recipe.samples.labelled
+    if labels is None:
+        return
+    if share == "auto" and are_sparse(labels, own, lambda box: labels.open().read(box)[0], recipe.ignore):
+        log.warning(
+            "fewer than %.0f %% of the labels %s are known, by a sample: windows are drawn about those that are "
+            "(samples.labelled)", 100 * SPARSE, labels, extra=NOTICE,
+        )  # fmt: skip
+    elif share in ("auto", 0.0) and not differs(labels, own, recipe.ignore):
         log.warning(
             "the labels %s are alike in all sampled boxes of %s, or ignored, so that there is nothing to tell apart; "
-            "give data.box, the box where labels are", opened.labels, own, extra=NOTICE,
+            "give data.box, the box where labels are", labels, own, extra=NOTICE,
         )  # fmt: skip
-    if opened.labels is not None and not recipe.learns_classes:
-        for note in class_notes(opened.labels, recipe.ignore, own):
+    if not recipe.learns_classes:
+        for note in class_notes(labels, recipe.ignore, own):
             log.warning("%s", note, extra=NOTICE)
-    if opened.labels is not None and recipe.learns_classes and (sample := take_sample(opened.labels)) is not None:
+    elif (sample := take_sample(labels)) is not None:
         for part in sample.boxes:
-            check_classes(opened.labels, part, recipe.classes)
+            check_classes(labels, part, recipe.classes, data.annotated)
 
 
 def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) -> None:
@@ -435,14 +454,36 @@ def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) 
             )
 
 
-def closed_boxes(entries: Sequence[tuple[Volume, Box | None]]) -> list[tuple[Box, ...]]:
-    """Return for each volume the boxes held out of the same voxels by any of `entries`, by whatever name and level."""
+def closed_boxes(entries: Sequence[tuple[Volume, Sequence[Box]]]) -> list[tuple[Box, ...]]:
+    """Return for each volume the boxes kept from the same voxels by any of `entries`, by whatever name and level."""
     places = [real_place(volume) for volume, _ in entries]
-    held = [(box, other, place) for (other, box), place in zip(entries, places, strict=True) if box is not None]
+    held = [(box, other, place) for (other, boxes), place in zip(entries, places, strict=True) for box in boxes]
     return [
         tuple(touched_box(box, other, volume) for box, other, of_other in held if of_other == place)
         for (volume, _), place in zip(entries, places, strict=True)
     ]
+
+
+def check_apart(entries: Sequence[tuple[Data, TrainingData]], around: Sequence[int]) -> None:
+    """Refuse a test box that shares voxels with a held-out box, by which nets may be chosen.
+
+    Args:
+        around: voxels of context (z, y, x) that the input of a box is made of beside its own.
+
+    Raises:
+        PlanError: with both boxes.
+    """
+    volumes = [opened.volume for _, opened in entries]
+    held_out = [[] if opened.held_out is None else [opened.held_out] for _, opened in entries]
+    closed = closed_boxes([*zip(volumes, held_out, strict=True)])
+    for (data, opened), boxes in zip(entries, closed, strict=True):
+        for box in boxes if opened.test is not None else ():
+            if opened.test is not None and not (opened.test & box.grown(tuple(around))).is_empty:
+                context_too = " with the context of its input" if any(around) else ""
+                raise PlanError(
+                    f"data.test of {data.path}, {opened.test}, shares voxels with the held-out box {box}{context_too}; "
+                    "nothing may be chosen by what is tested, so let them lie apart"
+                )
 
 
 def check_free(data: TrainingData, closed: Sequence[Box], window: Sequence[int], around: Sequence[int]) -> None:
@@ -466,8 +507,9 @@ def check_free(data: TrainingData, closed: Sequence[Box], window: Sequence[int],
         place = Box.from_shape(tuple(window)).shift(corner)
         if part.contains(place) and all((place & box).is_empty for box in closed):
             return
+    keys = "held_out" if data.test is None else "held_out or test"
     raise PlanError(
-        f"held_out {' and '.join(map(str, closed))} leaves no room in {data.part} of {data.volume} for a window of "
+        f"{keys} {' and '.join(map(str, closed))} leaves no room in {data.part} of {data.volume} for a window of "
         f"{tuple(window)} voxels (z, y, x); make samples.shape or held_out smaller"
     )
 
@@ -484,13 +526,37 @@ def differs(volume: Volume, box: Box, ignore: Ignore) -> bool:
     return bool(ends) and min(ends) < max(ends)
 
 
-def check_classes(volume: Volume | None, labels: np.ndarray, classes: Classes) -> None:
-    """Refuse labels that are no class, and are not ignored.
+def check_classes(volume: Volume | None, labels: np.ndarray, classes: Classes, annotated: Sequence[str] = ()) -> None:
+    """Refuse labels that are no class, and are not ignored, or are of classes that are not `annotated` alone.
 
     Raises:
         PlanError: with the largest, and the classes that there are.
     """
-    beyond = labels[((labels < 0) | (labels >= len(classes.names))) & ~is_ignored(labels, classes.ignore)]
+    ignored = is_ignored(labels, classes.ignore)
+    if annotated:
+        flags = classes.are_annotated(annotated)
+        by_name = [*zip(classes.names, classes.label_sets, flags, strict=True)]
+        allowed = {label for _, numbers, is_known in by_name if is_known for label in numbers}
+        for name, numbers, _ in by_name:
+            left_out = [label for label in numbers if label not in allowed]
+            if left_out and (np.isin(labels, left_out) & ~ignored).any():
+                raise PlanError(
+                    f"{volume} has labels of {name}, which data.annotated leaves out: it names {', '.join(annotated)}; "
+                    "name it there too, or give other labels"
+                )
+    if classes.labels:
+        listed = sorted(
+            {label for numbers in classes.labels for label in numbers} | ({0} if classes.regions else set())
+        )
+        others = labels[~np.isin(labels, listed) & ~ignored]
+        if others.size:
+            raise PlanError(
+                f"{volume} has label {others.max()}, which is of no class: classes.labels are "
+                f"{', '.join(map(str, listed))}; list it there, or give classes.ignore = {others.max()} if nothing is "
+                "known there"
+            )
+        return
+    beyond = labels[((labels < 0) | (labels >= len(classes.names))) & ~ignored]
     if beyond.size:
         raise PlanError(
             f"{volume} has label {beyond.max()}, classes.names are {count(len(classes.names), 'class')}, 0 to "

@@ -83,8 +83,8 @@ class Sweep(Search):
         known = [result_of(each, folder / each.name, "waiting" if each in left else "done") for each in trials]
         return TrialSource(left, [trial.recipe for trial in left], known)
 
-    def best(self, folder: Path) -> Path | None:
-        return best_trial(folder, self.combinations)
+    def best(self, folder: Path, *, is_open: bool = False) -> Path | None:
+        return best_trial(folder, self.combinations, is_open=is_open)
 
     def check_same(self, folder: Path, search_path: Path) -> None:
         """Refuse trials whose folders hold trainings by other recipes, or by other code of their nets.

@@ -170,8 +170,8 @@ class Tuning(Search):
         _check_installed()
         return Study(self, folder)
 
-    def best(self, folder: Path) -> Path | None:
-        return best_trial(folder, self.num)
+    def best(self, folder: Path, *, is_open: bool = False) -> Path | None:
+        return best_trial(folder, self.num, is_open=is_open)
 
 
 class Study(TrialSource):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from volpipe.nets.trained import BoxScores
 from volpipe.recipes.training import LOSSES
 from volpipe.reporting.page import REPORT, Chart, Draft, Item, Page, PageSection, ReportLink, Sentence, Sheet
 from volpipe.reporting.tally import JournalTally
@@ -19,8 +20,10 @@ from volpipe.training.logs import read_scores
 from volpipe.training.pages import Points, curve
 from volpipe.training.task import Training, newest_step
 from volpipe.units import brief, count
+from volpipe.volumes.storage.metadata import read_json
 
 TABLE = "table.json"  # in a folder of trials, with the same as table.csv
+CHOICE = "choice.json"  # there: the trial that the held-out boxes chose, by how many values, and its test
 FIXED = ("trial", "steps", "loss", "score", "seconds", "state", "reason")
 MOST_JOURNALS = 200  # of trials whose tasks are shown together
 MOST_TRIALS, MOST_POINTS = 200, 40  # whose scores are read; points of a curve, about
@@ -41,12 +44,22 @@ def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     tally, names = JournalTally(), [str(row["trial"]).zfill(3) for row in rows]
     for name in names[:MOST_JOURNALS]:
         tally.read(path / name / folder.journal.name, prefix=f"{name} ")
-    facts = {"trials": f"{len(rows):,}, {done:,} of them done"}
+    facts = {"trials": f"{len(rows):,}, {done:,} of them done"} | _choice_facts(path)
     table = PageSection("Trials", [_trial_sheet(path, rows) if rows else Sentence("No trial has begun.")])
     charts = [Draft("Scores of trials", lambda: trial_items(path), "Scores of trials")] if with_pictures else []
     what = f"{count(len(rows), 'training')} side by side."
     parts = Parts(path.name, what, facts, pictures=charts, sections=[table])
     return page_of(folder, Several(tally), parts, is_complete=is_complete)
+
+
+def _choice_facts(path: Path) -> dict[str, str]:
+    """Return which trial was chosen, by how many values, and how it did in the test boxes."""
+    chosen = read_json(path / CHOICE)
+    if chosen is None:
+        return {}
+    scores = {key: BoxScores.model_validate(chosen[key]) for key in ("held_out", "test") if chosen.get(key)}
+    best = f"trial {str(chosen['trial']).zfill(3)}: {scores['held_out'].summary()}"
+    return {"best": best} | ({"test": scores["test"].summary()} if "test" in scores else {})
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:  # Any: JSON

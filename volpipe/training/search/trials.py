@@ -23,6 +23,7 @@ from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Steps, Together, Work
 from volpipe.errors import RecipeError, RunStopped
+from volpipe.nets.trained import Trained
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import load_tree
 from volpipe.recipes.training import VARIED, WEIGHTS, TrainRecipe
@@ -41,9 +42,11 @@ from volpipe.training.driver import (
     training_work,
 )
 from volpipe.training.logs import read_log, read_scores
-from volpipe.training.search.pages import TABLE, read_table, trials_page
+from volpipe.training.search.pages import CHOICE, TABLE, read_table, trials_page
 from volpipe.training.task import STAGE, Training, newest_step
+from volpipe.units import count
 from volpipe.volumes.identity import Identity
+from volpipe.volumes.storage.paths import atomic_write
 from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -95,11 +98,15 @@ OnEnd = Callable[[TrialResult], None]
 
 
 class TrialResults(list[TrialResult]):
-    """The results of all trials of a search; a trial in one of the states `ended` is over."""
+    """The results of all trials of a search; a trial in one of the states `ended` is over.
 
-    def __init__(self, rows: Iterable[TrialResult], ended: Sequence[str]) -> None:
+    Attributes:
+        best: the folder of the trial with the highest score, once all are over; None where there is none.
+    """
+
+    def __init__(self, rows: Iterable[TrialResult], ended: Sequence[str], best: Path | None = None) -> None:
         super().__init__(rows)
-        self.ended = ended
+        self.ended, self.best = ended, best
 
     @property
     def ending(self) -> Ending:
@@ -175,7 +182,13 @@ class Search(ABC):
         table = {key: tree.pop(key, None) for key in VARIED}[cls.kind]
         if not isinstance(table, dict) or not table:
             raise RecipeError(f"{name} has no [{cls.kind}]; add one, such as: {cls.example}")
-        return cls.varying(table, tree, name, settings)
+        search = cls.varying(table, tree, name, settings)
+        if any(recipe.has_test and not recipe.train.validate_every for recipe in search.recipes):
+            raise RecipeError(
+                f"{name}: data.test is for the best training, which a score of data.held_out tells; give "
+                "train.validate_every and data.held_out, or leave data.test out"
+            )
+        return search
 
     @classmethod
     @abstractmethod
@@ -195,8 +208,12 @@ class Search(ABC):
         """
 
     @abstractmethod
-    def best(self, folder: Path) -> Path | None:
-        """Return the folder of the best training of all; None while some are left."""
+    def best(self, folder: Path, *, is_open: bool = False) -> Path | None:
+        """Return the folder of the best training of all; None while some are left.
+
+        Args:
+            is_open: whether the session that trains them asks, which has yet to end.
+        """
 
     def check_same(self, folder: Path, search_path: Path) -> None:  # noqa: B027
         """Refuse a folder with trainings by other recipes, as far as that shows before its lock is held."""
@@ -302,23 +319,28 @@ def has_trials(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (SWEEP_FILE, STUDY))
 
 
-def is_ended(folder: Path) -> bool:
-    """Return whether all trials that were asked for in `folder` have ended, with weights where they were not pruned."""
+def is_ended(folder: Path, *, is_open: bool = False) -> bool:
+    """Return whether all trials that were asked for in `folder` have ended, with weights where they were not pruned.
+
+    Args:
+        is_open: whether their session has yet to end.
+    """
     rows = read_table(folder)
     done = [row for row in rows if row["state"] == "done"]
     has_weights = all((folder / f"{row['trial']:03}" / WEIGHTS).is_file() for row in done)
     is_over = bool(done) and all(row["state"] in ("done", "pruned") for row in rows)
-    return is_over and has_weights and not (folder / UNFINISHED).exists()
+    return is_over and has_weights and (is_open or not (folder / UNFINISHED).exists())
 
 
-def best_trial(folder: Path, asked: Sequence[Values] | int = 0) -> Path | None:
+def best_trial(folder: Path, asked: Sequence[Values] | int = 0, *, is_open: bool = False) -> Path | None:
     """Return the folder of the trial with the highest score, the first of equal ones; None while some are left.
 
     Args:
         folder: of all trials.
         asked: the values of those that count, or how many there have to be.
+        is_open: as of `is_ended`.
     """
-    rows = read_table(folder) if is_ended(folder) else []
+    rows = read_table(folder) if is_ended(folder, is_open=is_open) else []
     if isinstance(asked, int):
         is_all = len(rows) >= asked
     else:
@@ -380,9 +402,39 @@ class Trials:
         finally:
             rows = source.ordered(list(self.rows.values()))
             store_table(rows, folder)
+        best = self.search.best(folder, is_open=True)
+        if best is not None:
+            yield from self._note_choice(best)
         (folder / UNFINISHED).unlink(missing_ok=True)
         log.info("%d of %d trials are done", sum(row.state == "done" for row in rows), len(rows))
-        return TrialResults(rows, self.search.ended)
+        yield RELEASED
+        return TrialResults(rows, self.search.ended, best)
+
+    def _note_choice(self, best: Path) -> Steps[None]:
+        """Score the trial in the folder `best` in the test boxes, and write by which scores it was chosen.
+
+        It goes on as a training of its own, which has no step left and scores its weights at the end.
+        """
+        training = Training.load(best)
+        assert training is not None, "it has a score"
+        known = Trained.of(best / WEIGHTS)
+        if training.recipe.has_test and (known is None or known.test is None):
+            with RunFolder(best).locked() as session:
+                alone = training.model_copy(update={"is_trial": False})
+                yield from trained(best, alone, session, lambda step: None)
+            known = Trained.of(best / WEIGHTS)
+        if known is None or known.held_out is None:  # a volume is gone, and the log says so
+            return
+        folders = [path for path in self.folder.path.glob("[0-9]*") if path.is_dir()]
+        num, name = sum(len(read_scores(path)) for path in folders), f"the best of {count(len(folders), 'training')}"
+        held_out, tested = known.held_out.model_copy(update={"chose": name, "num_values": num}), known.test
+        if tested is not None:  # where values were added to a sweep, the best of which was tested before
+            num = sum((other := Trained.of(path / WEIGHTS)) is not None and other.test is not None for path in folders)
+            tested = tested.model_copy(update={"num_values": num})
+        chosen = known.model_copy(update={"held_out": held_out, "test": tested})
+        chosen.store(best / WEIGHTS)
+        said = chosen.model_dump(mode="json", include={"held_out", "test"})
+        atomic_write(self.folder.path / CHOICE, json.dumps({"trial": int(best.name), **said}, indent=1).encode())
 
     def _side_by_side(self, source: TrialSource, trials: Iterable[Trial]) -> Steps[None]:
         """Train `trials` of `source`; the next is asked for when the workers have room.
@@ -403,7 +455,6 @@ class Trials:
                 source.watch(trial)
 
         yield Together(works, partial(self._end_trial, source), at_once=at_once, on_tick=watch)
-        yield RELEASED
 
     def _trial(self, trial: Trial) -> Steps[None]:
         """Begin or resume the training of `trial`."""
