@@ -372,6 +372,7 @@ def net():
 """
 
 
+@pytest.mark.long
 def test_the_second_interrupt_does_not_wait_for_threads_that_compute(tmp_path: Path) -> None:
     write_volume(tmp_path / "in.n5", noise(SHAPE))
     (tmp_path / "stuck.py").write_text(STUCK)

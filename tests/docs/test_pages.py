@@ -29,9 +29,9 @@ PAGES = [
 # Pages of the long form alone: of each kind of their blocks another page runs in the short one.
 LONG_PAGES = {
     "docs/batches.md", "docs/bring-your-net.md", "docs/compare.md", "docs/concepts/halo.md", "docs/fail.md",
-    "docs/notebooks.md", "docs/runs.md", "docs/slurm.md", "docs/training.md", "docs/tutorials/batch.md",
-    "docs/tutorials/first-volume.md", "docs/tutorials/notebook.md", "docs/tutorials/segmentation.md",
-    "docs/tutorials/super-resolution.md", "docs/tutorials/your-net.md",
+    "docs/flows.md", "docs/notebooks.md", "docs/runs.md", "docs/slurm.md", "docs/training.md",
+    "docs/tutorials/batch.md", "docs/tutorials/first-volume.md", "docs/tutorials/notebook.md",
+    "docs/tutorials/segmentation.md", "docs/tutorials/super-resolution.md", "docs/tutorials/your-net.md",
 }  # fmt: skip
 RUN_PAGES = [page for page in PAGES if any(block.is_run for block in blocks_of(page.values[0].read_text()))]
 

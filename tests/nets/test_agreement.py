@@ -133,7 +133,7 @@ def test_halos_that_are_exact_or_larger_pass_and_are_remembered(folder: Path, mo
         planned(folder, "says_3")
 
 
-@pytest.mark.parametrize("name", ["says_3", "pool_says_2"])
+@pytest.mark.parametrize("name", ["says_3", pytest.param("pool_says_2", marks=pytest.mark.long)])
 def test_a_recipe_may_not_say_less_than_is_so(folder: Path, name: str) -> None:
     with pytest.raises(PlanError, match=r"a halo of \(1, 1, 1\), but with that its windows would disagree"):
         planned(folder, name, "net.halo=[1,1,1]", "net.stride=[1,1,1]")

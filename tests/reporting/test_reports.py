@@ -254,6 +254,7 @@ def test_names_and_reasons_are_text_in_a_browser(place: Path, browser: Browser) 
     assert "always fails <b>" in browser.driver.find_element("tag name", "body").text
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_the_pointer_on_a_bar_tells_of_its_task(place: Path, browser: Browser) -> None:
     from selenium.webdriver.common.action_chains import ActionChains

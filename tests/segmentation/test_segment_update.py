@@ -160,6 +160,7 @@ def source(tmp_path: Path) -> Path:
     return write(tmp_path / "a.zarr", noisy(blobs((16, 24, 32)), 0.2))
 
 
+@pytest.mark.long
 def test_only_what_rests_on_a_changed_block_is_made_again(source: Path) -> None:
     """A hole in a block: its fragments, the edges of the 12 blocks around it and itself, labels that changed."""
     made(source, SMALL, update=True)

@@ -487,6 +487,7 @@ def test_after_an_edit_of_its_net_a_training_is_refused_whether_complete_or_not(
         assert give(*command, "--fresh").code == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_killed_with_its_workers_it_goes_on_to_the_same_losses(folder: Path) -> None:
     """By SIGKILL of every process, where no code of ours can tidy up."""

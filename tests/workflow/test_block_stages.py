@@ -115,6 +115,7 @@ def test_a_flow_that_was_killed_goes_on_to_the_same_bytes(folder: Path, most_tas
     assert made(folder) == found
 
 
+@pytest.mark.long
 def test_an_update_makes_what_rests_on_a_changed_block_alone(folder: Path) -> None:
     plan = planned(folder)
     ran(plan)

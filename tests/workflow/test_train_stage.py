@@ -326,6 +326,7 @@ def test_a_plan_shows_the_net_that_takes_longest_of_all_that_were_timed(
     assert "the longest of 3 nets that stage learn tries" in shown.out
 
 
+@pytest.mark.long
 def test_an_update_that_makes_another_net_the_best_makes_its_run_anew(folder: Path) -> None:
     text = SEARCHED.replace("1e-9", "2e-2")
     best = run(plan_of(folder, text)).stages[0].report.trained
@@ -553,6 +554,7 @@ def test_a_round_that_was_killed_comes_to_the_same_bits_and_rates(folder: Path) 
     assert len(json.loads((learn / "training.json").read_text())["rounds"]) == 1
 
 
+@pytest.mark.long
 def test_a_training_goes_on_over_what_a_stage_before_it_makes_again(folder: Path) -> None:
     copy = '[[stage]]\nname = "copy"\nkind = "convert"\n'
     text = copy + ALL.replace('path = "volume"', 'path = "copy"').replace(

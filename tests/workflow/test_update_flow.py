@@ -271,6 +271,7 @@ def test_a_stage_that_has_grown_and_not_compared_is_not_complete(tmp_path: Path,
     assert_fresh(tmp_path, num_stages=num_stages)
 
 
+@pytest.mark.long
 def test_a_stage_is_not_complete_before_it_has_grown_as_well(tmp_path: Path) -> None:
     """A command without --update is refused until all stages have."""
     data = noise((32, 16, 16))

@@ -172,6 +172,7 @@ def test_a_run_is_followed_from_other_processes_to_its_end(tmp_path: Path, give:
     assert sorted(path.name for path in watcher.iterdir()) == ["err.txt", "left", "out.txt"]  # nothing was written
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_ends_the_watching_with_the_code_of_status(
     tmp_path: Path, give: Give, watcher: Path
 ) -> None:

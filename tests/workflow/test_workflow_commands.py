@@ -179,6 +179,7 @@ def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np
     assert not (tmp_path / "out.run" / "calibration").exists()
 
 
+@pytest.mark.long
 def test_what_stages_took_stands_beside_what_the_plan_said_before(
     tmp_path: Path, truth: np.ndarray, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
