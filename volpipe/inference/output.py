@@ -155,7 +155,9 @@ def finish(plan: Plan, normalise: Affine, total: Array, tally: ClippedVoxels | N
         nets = median(nets)[None]
     if plan.is_classes:
         labels, each = plan.class_labels, [activated(net, activation) for net in nets]
-        votes = [painted(net, labels) if plan.classes_overlap else largest_channel(net, labels) for net in each]
+        votes: list[Array] = [
+            painted(net, labels) if plan.classes_overlap else largest_channel(net, labels) for net in each
+        ]
         return to_dtype(majority(votes), plan.dtype)
     total = activated(nets[0], activation)
     if plan.intensity == "same":
