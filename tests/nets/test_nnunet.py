@@ -275,6 +275,11 @@ def test_a_region_of_another_grid_is_the_crop_of_the_whole(tmp_path: Path) -> No
     part = planned(tmp_path / "part", data, size, "input.roi='3:20,10:35,:'")  # in voxels of the volume, 0.5 in y
     assert np.array_equal(ran(part), whole[3:20, 5:18])
     assert vp.verify(part.out, recompute=2).is_whole
+    (tmp_path / "part" / "out.zarr").rename(tmp_path / "part" / "small.zarr")
+    (tmp_path / "part" / "out.zarr.run").rename(tmp_path / "part" / "small.zarr.run")
+    back = ran(planned(tmp_path / "part", data, size, "output.grid=input"))
+    nearest = [((np.arange(n) + 0.5) * m / n).astype(int) for n, m in zip(data.shape, whole.shape, strict=True)]
+    assert np.array_equal(back, whole[np.ix_(*nearest)])
 
 
 def test_ct_is_clipped_before_it_is_resampled(tmp_path: Path) -> None:
