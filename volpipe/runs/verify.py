@@ -318,7 +318,7 @@ def compute_box(
             raise done
         part = done.box & box
         if done.is_finished:
-            stored = np.zeros(total.shape, plan.dtype) if stored is None else stored
+            stored = np.zeros((plan.num_channels, *box.shape), plan.dtype) if stored is None else stored
             stored[:, *part.relative_to(box.start).slices] = done.part(part)
         else:
             total[:, *part.relative_to(box.start).slices] += done.part(part)
