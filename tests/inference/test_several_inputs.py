@@ -63,8 +63,14 @@ def ran(volume: str, out: str, *settings: str, site: Inline | None = None, **opt
     return data
 
 
-@pytest.mark.parametrize("mode", ["streamed", "stored"])
-@pytest.mark.parametrize("method", ["zscore", "percentile"])
+@pytest.mark.parametrize(
+    ("mode", "method"),
+    [
+        ("streamed", "zscore"),
+        ("stored", "percentile"),
+        pytest.param("streamed", "percentile", marks=pytest.mark.long),
+    ],
+)
 def test_volumes_are_channels_each_normalised_for_itself(folder: Path, mode: str, method: str) -> None:
     settings = [*MIXED, f"tensors.mode={mode}", f"normalise.method={method}"]
     together = ran("both.n5/raw", "both.zarr", *settings, "normalise.per_channel=true")

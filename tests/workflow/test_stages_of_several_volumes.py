@@ -103,7 +103,7 @@ def test_a_function_of_an_image_a_mask_and_labels_is_that_of_the_whole(folder: P
     assert ran(planned(folder)).stages[-1].report.was_complete
 
 
-@pytest.mark.parametrize("most_tasks", [5, 30])
+@pytest.mark.parametrize("most_tasks", [30, pytest.param(5, marks=pytest.mark.long)])
 def test_a_flow_that_was_killed_goes_on_to_the_same_bytes(folder: Path, most_tasks: int) -> None:
     with pytest.raises(Stopped):
         ran(planned(folder), Inline(0, 2, most_tasks))
@@ -115,7 +115,7 @@ def test_a_flow_that_was_killed_goes_on_to_the_same_bytes(folder: Path, most_tas
     assert fingerprint(folder / "out" / "both.zarr") == found
 
 
-@pytest.mark.parametrize("name", ["in.n5", "labels.n5"])
+@pytest.mark.parametrize("name", ["labels.n5", pytest.param("in.n5", marks=pytest.mark.long)])
 def test_an_update_follows_a_change_of_any_volume(folder: Path, name: str) -> None:
     ran(planned(folder))
     edit(folder / name / "raw", Box((0, 0, 0), (4, 4, 4)), 3)

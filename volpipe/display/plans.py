@@ -32,7 +32,7 @@ def plan_summary(plan: Plan) -> Table:
 
     table, source = _pairs(), plan.source
     table.add_row("input", f"{source.path} {source.key}".strip())
-    table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
+    table.add_row("", f"{shape(source.shape)} voxels, {source.given[0][1]}, {in_nm(source.voxel_size_nm)}")
     for number, each in enumerate(plan.source.also, 2):
         table.add_row(f"input {number}", f"{each.path} {each.key}".strip())
         table.add_row("", f"{count(each.num_channels, 'channel')}, {each.dtype}, {in_nm(each.voxel_size_nm)}")
