@@ -193,6 +193,7 @@ def test_channels_in_another_order_are_named(tmp_path: Path) -> None:
         (["objects.method=centres"], "objects.method centres is not for input.kind affinities"),
         (["input.kind=centres", "centres.reach=[5,5,5]", "input.range=[0,1]"], "range is for probabilities"),
         (["input.channels=[0,1]"], "channels are for centres and flows; leave them out for affinities"),
+        (["objects.stitch=0.5"], "objects.stitch is for centres and flows of single slices"),
         (["centres.window=[7,6,7]"], r"window \[7, 6, 7\] has no middle; give odd numbers"),
     ],
 )
@@ -220,6 +221,7 @@ def test_recipes_that_do_not_go_together_are_refused(chosen: list[str], sentence
             [0, 1, 2, 4],
             r"input.channels \[.*\]: .* has 4 channels, num",
         ),
+        (np.zeros((4, 4, 4, 4), np.float32), "flows", 2, [], r"without z, and input.channels names 0; name them"),
         (np.zeros((4, 4, 4, 4), np.uint8), "flows", 2, None, "uint8 voxels, and flows go either way: .*dtype=float32"),
     ],
 )

@@ -125,7 +125,7 @@ class ObjectRules(Section):
     """For mean: mean affinity, at most threshold, from which objects of fewer than small_voxels join."""
     stitch: Share = 0.0
     """For centres and flows without z: objects of neighbouring slices are one from this share of their overlap in all
-    that either covers (IoU). 0 keeps slices apart; below 0.5 an object may go on in several."""
+    that either covers (IoU). 0 keeps slices apart; below 0.5 an object may have several in the next slice."""
 
     @property
     def is_watershed(self) -> bool:

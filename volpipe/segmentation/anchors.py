@@ -77,15 +77,15 @@ def check_channels(meaning: str, others: int) -> Callable[[SegmentRecipe, Volume
     def check(recipe: SegmentRecipe, volume: Volume) -> None:
         kind, chosen = recipe.input.kind, recipe.input.channels
         num = volume.num_channels if chosen is None else len(chosen)
-        if chosen is not None and max(chosen) >= volume.num_channels:
-            raise PlanError(
-                f"input.channels {list(chosen)}: {volume} has {volume.num_channels} channels, numbered from 0"
-            )
         if num - others not in (2, 3):
             have = f"{volume} has {num}" if chosen is None else f"input.channels names {num}"
             raise PlanError(
                 f"{kind} are {others + 3} channels, {meaning}, or {others + 2} without z, and {have}; name them in "
                 "this order by input.channels"
+            )
+        if chosen is not None and max(chosen) >= volume.num_channels:
+            raise PlanError(
+                f"input.channels {list(chosen)}: {volume} has {volume.num_channels} channels, numbered from 0"
             )
         depth = getattr(recipe, kind).reach[0]
         if (num - others == 2) != (depth == 0):
