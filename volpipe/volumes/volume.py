@@ -425,7 +425,8 @@ class Reader:
     @property
     def is_fetched(self) -> bool:
         """Whether boxes are read by requests of ours, which note the stamps of files; see `fetched_array`."""
-        return self._through is None and isinstance(self._array, FetchedArray)
+        is_remote = isinstance(self.header.folder, object_store.Remote)
+        return is_remote and self._through is None and isinstance(self._array, FetchedArray)
 
     def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
         return partial(self.volume.open, cache_bytes=self._cache_bytes, live=self._live), ()

@@ -158,6 +158,19 @@ def count_keys(spec: Tree, first: bytes, last: bytes) -> int:
     return len(ts.KvStore.open(spec, context=context()).result().list(ts.KvStore.KeyRange(first, last)).result())
 
 
+def read_key(spec: Tree, key: bytes) -> bytes | None:
+    """Return what the store of `spec` has by this key, None where it has none.
+
+    Raises:
+        ValueError: what it reads is damaged.
+    """
+    import tensorstore as ts
+
+    check_process()
+    result = ts.KvStore.open(spec, context=context()).result().read(key).result()
+    return bytes(result.value) if result.state == "value" else None
+
+
 def kvstore_of(folder: Location) -> Tree:
     """Return tensorstore's spec of `folder`."""
     if isinstance(folder, Path):
