@@ -130,6 +130,7 @@ def seal(
         elif only is not None:
             mark_written(paths.locate(group.out), format, _written_boxes(group, plan, only))
     folders = ["", RUN_KEY, *(array.folder for array in plan.groups[1:]), *plan.level_keys]
+    folders += filter(None, [plan.folders.properties_folder])
     with Journal(folder.sessions, NOTES) as sessions:
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
 

@@ -11,7 +11,7 @@ from volpipe.volumes.formats.hdf5 import HDF5
 from volpipe.volumes.formats.mrc import MRC
 from volpipe.volumes.formats.n5 import N5
 from volpipe.volumes.formats.npy import NPY
-from volpipe.volumes.formats.ome_zarr import OME_ZARR_04, OME_ZARR_05
+from volpipe.volumes.formats.ome_zarr import OME_ZARR_04, OME_ZARR_05, OME_ZARR_06
 from volpipe.volumes.formats.picture import PICTURE
 from volpipe.volumes.formats.precomputed import PRECOMPUTED
 from volpipe.volumes.formats.tiff import TIFF
@@ -25,6 +25,7 @@ FORMATS: tuple[Format, ...] = (
     PRECOMPUTED,
     OME_ZARR_04,
     OME_ZARR_05,
+    OME_ZARR_06,
     HDF5,
     TIFF,
     SLICES,

@@ -36,6 +36,7 @@ from volpipe.volumes.storage.metadata import (
     floats,
     lengths,
     mapping,
+    merge_json,
     plain,
     read_json,
     voxels,
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 FILE = "info"
 SUFFIX = ".precomputed"
 TYPE = "neuroglancer_multiscale_volume"
+PROPERTIES = "segment_properties"  # the key of `info`, and the folder that it names here
 SHARDING = "neuroglancer_uint64_sharded_v1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
 LABELS = ("uint32", "uint64")  # the types that compressed_segmentation has
@@ -525,6 +527,12 @@ def write_group(root: Location, multiscale: Multiscale, own: Tree, is_incomplete
         write_json(root / FILE, new)
 
 
+def write_properties(root: Location, properties: Tree) -> None:
+    """Write Neuroglancer's segment `properties` beside the labels at `root`, which then name them."""
+    write_json(root / PROPERTIES / FILE, properties)
+    merge_json(root / FILE, {PROPERTIES: PROPERTIES})
+
+
 def _scale_places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
     """Yield resolution and voxel_offset (x, y, z) of each level.
 
@@ -567,6 +575,7 @@ class PrecomputedFolders(ArrayFolders):
     run_file = "attributes.json"
     metadata_names = (FILE,)
     is_sharded = is_one_volume = True
+    properties_folder = PROPERTIES
 
     def owns(self, folder: Location) -> bool:
         return read_info(folder) is not None
@@ -626,6 +635,7 @@ PRECOMPUTED = Format(
     folders=FolderReader(read_header, read_attributes, read_datasets, files_above=_files_above),
     arrays=PrecomputedFolders(),
     write_group=write_group,
+    write_properties=write_properties,
     writing=Writing(
         ("gzip", "raw", SEGMENTATION),
         "needs a voxel size",

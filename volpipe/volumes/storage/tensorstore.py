@@ -18,7 +18,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.indexing import Index as Index
-from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage import object_store, zipped
 from volpipe.volumes.storage.metadata import Header, Tree
 from volpipe.volumes.storage.object_store import credentials_file, find_credentials
 from volpipe.volumes.storage.paths import Location, check_letters
@@ -175,7 +175,11 @@ def kvstore_of(folder: Location) -> Tree:
     """Return tensorstore's spec of `folder`."""
     if isinstance(folder, Path):
         check_letters(folder)
-        return {"driver": "file", "path": f"{folder}/"}
+        within = zipped.find(folder)
+        if within is None:
+            return {"driver": "file", "path": f"{folder}/"}
+        place = f"{within[1]}/" if within[1] else ""
+        return {"driver": "zip", "base": {"driver": "file", "path": str(within[0].file)}, "path": place}
     path = f"{folder.key}/" if folder.parts else ""
     if not folder.is_s3:
         return {"driver": "http", "base_url": folder.root, "path": path}
