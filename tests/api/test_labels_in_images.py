@@ -144,6 +144,15 @@ def test_copies_are_refused_where_they_would_be_no_labels_of_the_image(
     assert not (image / "labels").exists()
     with caplog.at_level(logging.WARNING):
         vp.convert(labels, image / "labels/a")
+    assert (
+        "image.zarr/labels/a do not lie as their image does: they have 16 × 16 × 24 voxels (of unknown size"
+        in caplog.text
+    )
+    caplog.clear()
+    placed = vp.View(voxel_size_nm=(40, 8, 8), origin_nm=(80, 40, 16))
+    with caplog.at_level(logging.WARNING):
+        vp.convert(vp.open(labels, view=placed), image / "labels/b")
+    assert "do not lie" not in caplog.text
     assert "image.zarr has 2 levels and the copy has one: by OME-Zarr, labels have as many" in caplog.text
     with pytest.raises(vp.VolpipeError, match="exists already"):
         vp.convert(labels, image / "labels/a")

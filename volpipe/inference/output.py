@@ -36,6 +36,7 @@ from volpipe.volumes.formats.container import (
 )
 from volpipe.volumes.formats.known import FORMATS, format_named
 from volpipe.volumes.formats.ome_zarr import label_place
+from volpipe.volumes.places import warn_of_image
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, check_letters, reading_once
 from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
@@ -308,6 +309,8 @@ def check_output(plan: OutputPlan) -> None:
             f"--out {plan.out} would be labels of {place.image}, and the output is an image; set output.kind=labels or "
             "classes if it is not, or choose another --out"
         )
+    group = plan.multiscale
+    warn_of_image(absolute(plan.out), plan.out_shape, group.voxel_size_nm, group.origin_nm)
     try:
         for level in range(len(plan.factors)):
             writing.check_spec(plan.spec(level))

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 import volpipe
-from volpipe.errors import VolpipeError, VolumeError
+from volpipe.errors import NOTICE, VolpipeError, VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up
 from volpipe.process import starting_processes
 from volpipe.volumes.formats.container import (
@@ -50,6 +50,7 @@ from volpipe.volumes.formats.format import Writing
 from volpipe.volumes.formats.known import FORMATS, format_named
 from volpipe.volumes.formats.ome_zarr import label_place, list_labels
 from volpipe.volumes.identity import Identity, changes, identify
+from volpipe.volumes.places import warn_of_image
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.metadata import Place, Tree, plain
@@ -167,7 +168,9 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
             "are whole numbers of one channel; choose another place"
         )
     if place is not None and (num := count_image_levels(absolute(out))) > 1:
-        log.warning("%s has %d levels and the copy has one: by OME-Zarr, labels have as many", place.image, num)
+        log.warning(
+            "%s has %d levels and the copy has one: by OME-Zarr, labels have as many", place.image, num, extra=NOTICE
+        )
     if format not in WRITTEN:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(WRITTEN)}")
     chosen, writing = format_named(format), WRITTEN[format]
@@ -189,6 +192,7 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
     volume.check_written()
     coarse = coarser(volume, choice.bin)
     where = Place(coarse.voxel_size_nm, coarse.origin_nm)
+    warn_of_image(absolute(out), coarse.spatial_shape, coarse.voxel_size_nm, coarse.origin_nm)
     target = Target(path, key, format, _spec(coarse, format, path, choice), where)
     writing.check_spec(target.spec)
     writing.check_place(target.levels)
@@ -276,8 +280,7 @@ def _copy_place(out: Location, format: str) -> tuple[Location, str, str]:
     path, of_image = container_of(out), labels_format(out)
     if of_image is not None and format not in ("auto", of_image.name):
         raise VolumeError(f"{out}: its image is {of_image.name}, not {format}; leave out the format, or the image")
-    if of_image is not None:
-        format = of_image.name
+    format = format if of_image is None else of_image.name
     if format == "auto":
         format = SUFFIXES.get(path.suffix.lower(), format)
     if format == "auto":
@@ -562,9 +565,7 @@ class Target:
         """The group of an OME-Zarr or precomputed, of one level."""
         where, name = self.where, re.sub(r"\.zarr$", "", self.path.name)
         is_labels = label_place(self.place) is not None
-        return Multiscale(
-            (Level("s0"),), self.spec.axes, where.voxel_size_nm, where.origin_nm, name, is_labels=is_labels
-        )
+        return Multiscale((Level("s0"),), self.spec.axes, where.voxel_size_nm, where.origin_nm, name, (), is_labels)
 
     def open(self) -> Writer:
         """Return this process's writer of the array, while it grows."""

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
+from volpipe.errors import NOTICE
 from volpipe.volumes.formats import ome, zarr
 from volpipe.volumes.formats.format import Format, Writing
 from volpipe.volumes.storage import paths
@@ -81,6 +82,7 @@ def list_labels(place: LabelPlace, version: str) -> None:
             "%s has consolidated metadata, by which readers will not find %s: consolidate them again by zarr-python",
             place.image,
             place.name,
+            extra=NOTICE,
         )
 
 
