@@ -226,7 +226,7 @@ MAKERS: Mapping[str, tuple[str, Callable[[Path, str], None], tuple[str, ...]]] =
     "n5": ("v.n5/a", _n5, ("raw", "gzip", "zstd", "bzip2", "xz", "blosc")),
     "zarr2": ("v.zarr", _zarr2, ("raw", "zlib", "gzip", "zstd", "bz2", "blosc", "lz4", "lzma", "delta")),
     "zarr3": ("v.zarr", _zarr3, ("raw", "crc32c", "gzip", "zstd", "blosc", "transposed", "shards")),
-    "levels": ("", _levels, ("ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2")),
+    "levels": ("", _levels, ("ome-zarr-0.5", "ome-zarr-0.6", "ome-zarr-0.4", "n5", "zarr2")),
     "tiff": ("v.tif", _tiff, ("plain", "imagej", "ome", "big", "deflate", "lzw", "tiles", "packbits", "jpeg", "png",
                               "jpeg2000", "webp", "pyramid", "slices")),
     "hdf5": ("v.h5", _hdf5, ("contiguous", "gzip", "checked", "plain", "growing", "latest", "virtual")),

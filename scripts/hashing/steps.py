@@ -11,7 +11,7 @@ THREADS = ("--config", "threads")
 CROP = ("--roi", "16:80,64:192,40:168")
 SMALL_CROP = ("--roi", "8:40,16:80,24:88")
 CODECS = {
-    **dict.fromkeys(("zarr2", "zarr3", "ome-zarr-0.4", "ome-zarr-0.5", "n5"), ("zstd", "gzip", "raw")),
+    **dict.fromkeys(("zarr2", "zarr3", "ome-zarr-0.4", "ome-zarr-0.5", "ome-zarr-0.6", "n5"), ("zstd", "gzip", "raw")),
     "hdf5": ("gzip", "raw"),
     "tiff": ("raw", "gzip", "zstd"),
     "mrc": ("raw",),

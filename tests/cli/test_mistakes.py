@@ -70,7 +70,7 @@ MISTAKES = [
     ("plan --recipe segment in.n5 -o seg.tif", ".tif is no format of an output"),
     ("segment in.n5 -o l.tif", ".tif is no format of an output"),
     ("segment in.n5 -o l.precomputed --set output.codec=gzip",
-     "--out l.precomputed: output.codec gzip is for ome-zarr"),
+     "--out l.precomputed: output.codec gzip is for OME-Zarr"),
     ("segment in.n5 -o l.zarr --set output.format=precomputed",
      "its name is that of ome-zarr-0.5, and output.format is"),
     ("segment in.n5 -o l.n5", "labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or"),

@@ -31,7 +31,7 @@ from volpipe.workflow.driver import Report
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.work_plan import execute
 
-FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"]
+FORMATS = ["ome-zarr-0.5", "ome-zarr-0.6", "ome-zarr-0.4", "n5", "zarr2"]
 VOXEL, ORIGIN = (16.0, 8.0, 4.0), (160.0, -80.0, 40.0)  # of the input, nm, (z, y, x)
 SHAPE = (10, 18, 21)
 SHAPE16 = (16, 16, 16)

@@ -240,7 +240,7 @@ def test_an_order_of_axes_that_is_none_leaves_them_a_guess_and_says_so(tmp_path:
 # ---- groups of levels that volpipe writes
 
 
-FORMATS = ("ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2")
+FORMATS = ("ome-zarr-0.5", "ome-zarr-0.6", "ome-zarr-0.4", "n5", "zarr2")
 AXES_OME = [{"name": "c", "type": "channel"}] + [{"name": a, "type": "space", "unit": "nanometer"} for a in "zyx"]
 DATASETS_OME = [
     {
@@ -252,7 +252,7 @@ DATASETS_OME = [
 
 
 def make_pyramid(path: Path, format: str, voxel: tuple[float, float, float] | None) -> None:
-    arrays = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2"}.get(format, format)
+    arrays = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.6": "zarr3", "ome-zarr-0.4": "zarr2"}.get(format, format)
     for key, shape in {"s0": (2, 8, 8, 8), "s1": (2, 8, 4, 4)}.items():
         spec = ArraySpec(shape=shape, dtype=np.dtype("u1"), chunks=(1, 4, 4, 4), axes=("c", "z", "y", "x"))
         create_array(path, key, spec, arrays)

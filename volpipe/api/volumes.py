@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from volpipe.api.progress import count_shown
 from volpipe.errors import VolpipeError
 from volpipe.resolve import homes_known
+from volpipe.segmentation.properties import find_table, segment_properties
 from volpipe.synthetic.volume import SyntheticVolume, write_sample
 from volpipe.volumes.convert import Choice, OnProgress
 from volpipe.volumes.convert import convert as copy
@@ -144,8 +146,8 @@ def convert(
     Args:
         volume: a volume of any format, or an array inside a container. Also one that is open.
         out: the copy: a file or a container, or a path into one. It must not exist.
-        format: one of n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, precomputed, hdf5, tiff, mrc, npy; auto is by
-            `out`'s name.
+        format: one of n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, ome-zarr-0.6, precomputed, hdf5, tiff, mrc, npy;
+            auto is by `out`'s name.
         chunk: voxels (z, y, x); None for 64 each.
         shard: voxels, of Zarr v3 and precomputed. None for 256 each.
         codec: one of zstd, gzip, raw, compressed_segmentation. By default what the format's readers all have; the
@@ -163,7 +165,9 @@ def convert(
     opened = volume if isinstance(volume, Volume) else open(volume)
     with count_shown("convert", "box", progress, on_progress) as show:
         choice = Choice(format, chunk, shard, codec, bin)
-        return copy(opened, out, choice, workers=workers, on_progress=show)
+        table = find_table(opened) if opened.key in ("", *opened.levels[:1]) else None
+        properties = None if table is None else partial(segment_properties, table)
+        return copy(opened, out, choice, workers=workers, on_progress=show, properties=properties)
 
 
 @homes_known

@@ -28,7 +28,7 @@ def info_lines(volume: Volume) -> Iterator[str]:
     from volpipe.volumes.values import size_notes
 
     yield f"{volume.path} {volume.key}".strip() + volume.state
-    yield f"format      {volume.format}"
+    yield f"format      {volume.format}{f' ({volume.metadata})' if volume.metadata else ''}"
     raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
     axes = ", ".join(_ordered(volume, volume.axes))
     yield f"shape       {_ordered_shape(volume, volume.shape)} ({axes}), {volume.dtype.name}, {raw} uncompressed"

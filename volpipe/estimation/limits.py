@@ -19,6 +19,7 @@ from volpipe.geometry.grid import align_up
 from volpipe.inference.plan import Plan
 from volpipe.inference.tiling import AXES, LARGEST_WASTE
 from volpipe.units import sizes
+from volpipe.volumes.formats.ome_zarr import label_place
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
@@ -77,7 +78,9 @@ def check_apart(out: Location, volume: Volume, what: str) -> None:
     """
     if isinstance(out, Remote):
         check_writable(out)
-    source, target = _resolved(paths.locate(volume.path)), _resolved(out)
+    # Labels of an image lie in its container, beside its arrays.
+    place = paths.locate(volume.path) if label_place(out) is None else volume.folder
+    source, target = _resolved(place), _resolved(out)
     if target == source or target in source.parents:
         raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
     if source in target.parents:

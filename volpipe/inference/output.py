@@ -26,8 +26,17 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.volumes.formats.container import check_suffix, grow_array, locate, write_record
+from volpipe.volumes.formats.container import (
+    check_suffix,
+    count_image_levels,
+    grow_array,
+    labels_format,
+    locate,
+    write_record,
+)
 from volpipe.volumes.formats.known import FORMATS, format_named
+from volpipe.volumes.formats.ome_zarr import label_place
+from volpipe.volumes.places import warn_of_image
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, check_letters, reading_once
 from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
@@ -46,7 +55,7 @@ ARRAYS = ";"  # between the checksums of arrays
 READERS, REMOTE_READERS = 4, 8  # of boxes at a time, from a disk and from a bucket
 
 FOLDERS = {
-    ".zarr": ("ome-zarr-0.5", "ome-zarr-0.4", "zarr2"),
+    ".zarr": ("ome-zarr-0.5", "ome-zarr-0.6", "ome-zarr-0.4", "zarr2"),
     ".n5": ("n5",),
     ".precomputed": ("precomputed",),
 }  # formats of an output by its suffix
@@ -56,7 +65,7 @@ COPIES = tuple(
 FILES = (
     *(suffix for each in FORMATS if each.files is not None for suffix in each.suffixes), ".btf", ".tf8", ".he5",
     ".mrcs", ".st", ".ali", ".npz", ".bmp", ".gif", ".webp", ".jp2", ".gz", ".mha", ".mhd", ".ims",
-    ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv",
+    ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".ozx", ".zip", ".tar", ".csv",
     ".toml", ".json", ".txt", ".xml", ".pdf", ".svg", ".py", ".pt", ".onnx", ".safetensors",
 )  # fmt: skip
 
@@ -97,23 +106,45 @@ def with_format(recipe: R, out: str | Location) -> R:
         PlanError: the name is that of another format than the recipe's, or of one that cannot be.
     """
     check_name(out)
-    output, suffix = recipe.output, locate(str(out))[0].suffix.lower()
-    named, known = FOLDERS.get(suffix, ()), get_args(type(output).model_fields["format"].annotation)
+    output, suffix, place = recipe.output, locate(str(out))[0].suffix.lower(), absolute(out)
+    of_image, changes = labels_format(place), dict[str, object]()
+    named = FOLDERS.get(suffix, ()) if of_image is None else (of_image.name,)
+    known = get_args(type(output).model_fields["format"].annotation)
     fitting = [format for format in named if format in known]
+    if of_image is not None and output.levels == "auto":
+        changes["levels"] = count_image_levels(place) - 1
     if not named or output.format in fitting:
-        return recipe
+        return _with_output(recipe, changes, out)
+    if not fitting and of_image is not None:
+        raise PlanError(
+            f"--out {out}: its image is {of_image.name}, in which labels are not written here; write them beside the "
+            "image, and copy them by `volpipe convert`"
+        )
     if not fitting:
         raise PlanError(
             f"--out {out}: labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or "
             ".precomputed"
+        )
+    if "format" in output.model_fields_set and of_image is not None:
+        raise PlanError(
+            f"--out {out}: its image is {of_image.name}, and output.format is {output.format}; leave that out, or "
+            "choose another --out"
         )
     if "format" in output.model_fields_set:
         raise PlanError(
             f"--out {out}: its name is that of {fitting[0]}, and output.format is {output.format}; give a name that "
             f"ends in {suffix_of(output.format)}, or output.format={fitting[0]}"
         )
+    return _with_output(recipe, changes | {"format": fitting[0]}, out)
+
+
+def _with_output(recipe: R, changes: dict[str, object], out: str | Location) -> R:
+    """Return `recipe` with these keys of its output; the name `out` asks for them."""
+    if not changes:
+        return recipe
+    output = recipe.output
     try:
-        chosen = type(output).model_validate(output.model_dump(exclude_unset=True) | {"format": fitting[0]})
+        chosen = type(output).model_validate(output.model_dump(exclude_unset=True) | changes)
     except ValidationError as error:
         raise PlanError(f"--out {out}: output.{error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
     return recipe.model_copy(update={"output": chosen})
@@ -317,8 +348,15 @@ def check_output(plan: OutputPlan) -> None:
     Raises:
         PlanError: with what would do.
     """
-    writing = format_named(plan.format).writing
+    writing, place = format_named(plan.format).writing, label_place(absolute(plan.out))
     assert writing is not None
+    if place is not None and not plan.is_labels:
+        raise PlanError(
+            f"--out {plan.out} would be labels of {place.image}, and the output is an image; set output.kind=labels or "
+            "classes if it is not, or choose another --out"
+        )
+    group = plan.multiscale
+    warn_of_image(absolute(plan.out), plan.out_shape, group.voxel_size_nm, group.origin_nm)
     try:
         for level in range(len(plan.factors)):
             writing.check_spec(plan.spec(level))

@@ -416,7 +416,7 @@ class ArrayOutput(Section):
 class Output(Section):
     """What is written: format, type and layout."""
 
-    format: Literal["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2", "precomputed"] = "ome-zarr-0.5"
+    format: Literal["ome-zarr-0.5", "ome-zarr-0.6", "ome-zarr-0.4", "n5", "zarr2", "precomputed"] = "ome-zarr-0.5"
     """The format of the output. precomputed is Neuroglancer's, sharded."""
     dtype: Dtype = "auto"
     """The type of voxels. auto: that of the input for grey values. Integers are rounded half to even, then clipped."""

@@ -194,7 +194,7 @@ class FlowRules(Section):
 class SegmentOutput(Section):
     """The output: sizes in voxels (z, y, x)."""
 
-    format: Literal["ome-zarr-0.5", "precomputed"] = "ome-zarr-0.5"
+    format: Literal["ome-zarr-0.5", "ome-zarr-0.6", "precomputed"] = "ome-zarr-0.5"
     """The format of the labels. precomputed is Neuroglancer's, with the codec compressed_segmentation."""
     block: Sizes | Auto = "auto"
     """Voxels of a block (z, y, x): the work of one task, and one shard."""
@@ -213,9 +213,7 @@ class SegmentOutput(Section):
     def _check_codec(self) -> SegmentOutput:
         writing = format_named(self.format).writing
         if writing is not None and writing.label_codecs and self.codec != "zstd":
-            raise ValueError(
-                f"codec {self.codec} is for ome-zarr-0.5; {self.format} labels have one codec: leave it out"
-            )
+            raise ValueError(f"codec {self.codec} is for OME-Zarr; {self.format} labels have one codec: leave it out")
         return self
 
 

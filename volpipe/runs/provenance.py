@@ -137,6 +137,7 @@ def seal(
         for array in reversed(plan.groups):
             mark_written(paths.locate(array.out), format, _written_boxes(array, plan, only))
     folders = ["", RUN_KEY, *plan.group_folders[1:], *plan.level_keys]
+    folders += filter(None, [plan.folders.properties_folder])
     with Journal(folder.sessions, NOTES) as sessions:
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
 

@@ -20,6 +20,7 @@ from volpipe.errors import RunError
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import SELECTION_FILE, Selection, read_selection
+from volpipe.volumes.formats.ome_zarr import SUFFIX, label_place
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.storage.paths import Location, atomic_write, check_links, delete, locate, partial_files
@@ -77,10 +78,15 @@ class RunFolder:
     def from_output(cls, out: Location) -> RunFolder:
         """Return the folder of the run that writes `out`: beside it, or in the current folder if `out` is remote.
 
+        That of labels of an image is beside the image, in which it would be no group.
         Of a remote one that a stage writes, it is the stage's, once that has been planned on workers, or begun.
         """
         if isinstance(out, Path):
-            return cls(out.parent / f"{out.name}.run")
+            whole = Path(os.path.abspath(out))  # noqa: PTH100  # links stay as they are
+            if label_place(whole) is None:
+                return cls(out.parent / f"{out.name}.run")
+            image = [each for each in whole.parents if each.suffix.lower() == SUFFIX][-1]
+            return cls(image.parent / f"{'.'.join(whole.parts[len(image.parts) - 1 :])}.run")
         stage = cls.for_stage(out)
         return stage if stage.path.is_dir() else cls(Path.cwd() / f"{out.name}.run")
 

@@ -57,6 +57,7 @@ from volpipe.segmentation.estimate import forecast_labels
 from volpipe.segmentation.graph import check_size
 from volpipe.segmentation.output import origin
 from volpipe.segmentation.plan import SegmentPlan, check_offsets, checked_values, fit
+from volpipe.segmentation.properties import segment_properties
 from volpipe.segmentation.tasks import (
     EDGES,
     FRAGMENTS,
@@ -78,6 +79,7 @@ from volpipe.segmentation.update import follow, update_steps
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
 from volpipe.units import count, duration, shape
+from volpipe.volumes.formats.known import format_named
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
@@ -340,6 +342,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     def renew_metadata(self) -> None:
         self.know_input()
         self.files.write_metadata(origin(self.plan, self.inputs["volume"].fingerprint))
+        write, table = format_named(self.plan.format).write_properties, self.folder.path / TABLE
+        if write is not None and table.is_file():
+            write(self.files.place, segment_properties(table))
 
     def _note_painted(self) -> None:
         """Tell the task of the graph which labels are painted, by their digests in the journal."""

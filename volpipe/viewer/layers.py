@@ -31,7 +31,7 @@ from volpipe.viewer.sources import (
     public_url,
 )
 from volpipe.viewer.styles import DIFFERENCE, IMAGE, LABELS, PROGRESS, LayerStyle, colours
-from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.formats.container import inside, output_around, read_attributes
 from volpipe.volumes.places import Paired, Raster, places
 from volpipe.volumes.survey import sample_parts
 from volpipe.volumes.volume import View, Volume, absolute, open_volume
@@ -152,7 +152,8 @@ def _source(volume: Volume, run: OutputWatch | None, *, as_labels: bool) -> Sour
 def _run_of(volume: Volume, notes: list[str]) -> OutputWatch | None:
     """Return the run that writes `volume`; None, with a note, where what it stored cannot be understood."""
     try:
-        return watch(str(absolute(volume.path)), volume.key.rpartition("/")[0])
+        output = output_around(volume.folder, volume.path)
+        return watch(str(output), "/".join(inside(volume.folder, output)[:-1]))
     except RunError as error:
         notes.append(f"{error}; {volume} is shown as it is now")
         return None

@@ -5,23 +5,19 @@ Not here: how they are made (segmentation).
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Shape
-from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation.tasks import TABLE
+from volpipe.segmentation.properties import find_table, object_box, object_rows, segment_properties
 from volpipe.volumes.places import Raster, levels_of, rasters_of
-from volpipe.volumes.volume import Volume, absolute
+from volpipe.volumes.volume import Volume
 
-MOST = 100_000  # objects that a browser lists
 MESH_VOXELS = 2**24  # of the box that a surface is made from; a larger object's is that of a coarser level
 MESH = re.compile(r"mesh/(\d{1,20})(:0)?")
 
@@ -45,7 +41,7 @@ class ObjectTable:
             VolumeError: the table is gone, or is not one of ours; or an object is too large to be drawn.
         """
         if name == "objects/info":
-            return json.dumps(self._properties()).encode()
+            return json.dumps(segment_properties(self.table)).encode()
         if name == "mesh/info":
             return json.dumps({"@type": "neuroglancer_legacy_mesh"}).encode()
         match = MESH.fullmatch(name)
@@ -55,7 +51,7 @@ class ObjectTable:
 
     def _mesh(self, label: int) -> bytes | None:
         """Return the surface of an object in nm, as faces of its voxels; None where there is no such object."""
-        box = next((_object_box(row) for row in self._table_rows() if int(row["label"]) == label), None)
+        box = next((object_box(row) for row in object_rows(self.table) if int(row["label"]) == label), None)
         if box is None:
             return None
         levels = levels_of(self.volume)
@@ -68,39 +64,11 @@ class ObjectTable:
             f"object {label} is too large to be drawn: {box} of {self.volume}, which has no coarser level"
         )
 
-    def _table_rows(self) -> list[dict[str, str]]:
-        try:
-            with self.table.open(encoding="utf-8", newline="") as lines:
-                return list(csv.DictReader(lines))
-        except OSError as error:
-            raise VolumeError(f"{self.table} is gone: {error.strerror}") from error
-
-    def _properties(self) -> dict[str, Any]:  # Any: JSON
-        """Return voxels and bounding box of the largest objects, the largest first."""
-        try:
-            rows = sorted(self._table_rows(), key=lambda row: -int(row["voxels"]))[:MOST]
-            voxels = [int(row["voxels"]) for row in rows]
-            texts = [f"{_object_box(row)}, {int(row['voxels']):,} voxels" for row in rows]
-            labels = [str(int(row["label"])) for row in rows]
-        except (KeyError, ValueError, TypeError) as error:
-            raise VolumeError(f"{self.table} is no table of objects any more: {error}") from error
-        dtype = "uint32" if max(voxels, default=0) < 2**32 else "float32"
-        return {
-            "@type": "neuroglancer_segment_properties",
-            "inline": {
-                "ids": labels,
-                "properties": [
-                    {"id": "object", "type": "label", "description": "box z,y,x, and voxels", "values": texts},
-                    {"id": "voxels", "type": "number", "data_type": dtype, "values": voxels},
-                ],
-            },
-        }
-
 
 def find_objects(volume: Volume) -> ObjectTable | None:
     """Return the table that `volpipe segment` wrote for `volume`; None where there is none."""
-    table = RunFolder.from_output(absolute(volume.path)).path / TABLE
-    return ObjectTable(table, volume) if table.is_file() else None
+    table = find_table(volume)
+    return None if table is None else ObjectTable(table, volume)
 
 
 def faces(mask: np.ndarray) -> np.ndarray:
@@ -131,11 +99,6 @@ def encode_mesh(corners: np.ndarray, raster: Raster) -> bytes:
     vertices = ((shared - 0.5) * raster.voxel_size_nm + raster.origin_nm)[:, ::-1].astype("<f4")
     triangles = number.reshape(-1, 4)[:, [0, 1, 2, 0, 2, 3]].astype("<u4")
     return len(vertices).to_bytes(4, "little") + vertices.tobytes() + triangles.tobytes()
-
-
-def _object_box(row: dict[str, str]) -> Box:
-    """Return the box (z, y, x) of an object in the table."""
-    return Box(tuple(int(row[f"{axis}0"]) for axis in "zyx"), tuple(int(row[f"{axis}1"]) for axis in "zyx"))
 
 
 def _coarser(box: Box, shape: Shape, coarse: Shape) -> Box:

@@ -12,6 +12,7 @@ import dataclasses
 import errno
 import itertools
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -32,23 +33,27 @@ from typing import Any
 import numpy as np
 
 import volpipe
-from volpipe.errors import VolpipeError, VolumeError
+from volpipe.errors import NOTICE, VolpipeError, VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up
 from volpipe.process import starting_processes
 from volpipe.volumes.formats.container import (
     RECORD,
     absolute,
+    count_image_levels,
     create_groups,
     inside,
+    labels_format,
     read_attributes,
 )
 from volpipe.volumes.formats.flat import Part, num_bytes
 from volpipe.volumes.formats.format import Writing
 from volpipe.volumes.formats.known import FORMATS, format_named
+from volpipe.volumes.formats.ome_zarr import label_place, list_labels
 from volpipe.volumes.identity import Identity, changes, identify
+from volpipe.volumes.places import warn_of_image
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import LOCK_FILE, held
-from volpipe.volumes.storage.metadata import Place, plain
+from volpipe.volumes.storage.metadata import Place, Tree, plain
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.quota import find_quotas
@@ -64,6 +69,8 @@ from volpipe.volumes.volume import (
     open_writer,
 )
 from volpipe.volumes.writer import Writer
+
+log = logging.getLogger(__name__)
 
 WRITTEN = {each.name: each.writing for each in FORMATS if each.writing is not None}
 CODECS = {name: writing.codecs for name, writing in WRITTEN.items()}  # the first is the default, but of some labels
@@ -103,6 +110,7 @@ def convert(
     *,
     workers: int = 1,
     on_progress: OnProgress | None = None,
+    properties: Callable[[], Tree] | None = None,
 ) -> Volume:
     """Return the copy of `volume` at `out`; it appears once it is whole.
 
@@ -117,6 +125,7 @@ def convert(
         choice: how to store it.
         workers: how many read at once.
         on_progress: called with the number of boxes copied and the number of boxes, after each.
+        properties: returns what is known of each object of labels, for a format that keeps it; None for nothing.
 
     Raises:
         VolumeError: `out` exists, the format cannot hold such a volume, there is no room for it, or a part of another
@@ -124,6 +133,7 @@ def convert(
     """
     choice = choice or Choice()
     target = with_record(plan_copy(volume, out, choice), volume, choice)
+    write_properties = format_named(target.format).write_properties if properties is not None else None
     coarse, read = coarser(volume, choice.bin), partial(_read_binned, volume, choice.bin)
     boxes = Grid(coarse.spatial_shape, _copied_box_shape(target, coarse))
     tell = on_progress or (lambda done, total: None)
@@ -133,10 +143,14 @@ def convert(
             for number in in_processes(copy_box, tally.left(len(boxes)), workers, target.path):
                 tally.add(number)
                 tell(len(tally), len(boxes))
+            if write_properties is not None and properties is not None and isinstance(target.draft, Path):
+                write_properties(target.draft, properties())
         else:
             with contextlib.closing(_read_in_order(target, read, boxes, workers, tell)) as parts:
                 _write_file(target, parts)
                 next(parts, None)  # to report the last box
+    if write_properties is not None and properties is not None and not isinstance(target.path, Path):
+        write_properties(target.path, properties())
     return open_volume(str(target.path), target.array_key)
 
 
@@ -147,6 +161,16 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         VolumeError: `choice` or the volume does not fit the format, or `out` is no place for it.
     """
     path, key, format = _copy_place(absolute(out), choice.format)
+    place = label_place(absolute(out))
+    if place is not None and (volume.dtype.kind not in "iu" or volume.num_channels > 1):
+        raise VolumeError(
+            f"{out} would be labels of {place.image}, and {volume} has {volume.num_channels} × {volume.dtype}: labels "
+            "are whole numbers of one channel; choose another place"
+        )
+    if place is not None and (num := count_image_levels(absolute(out))) > 1:
+        log.warning(
+            "%s has %d levels and the copy has one: by OME-Zarr, labels have as many", place.image, num, extra=NOTICE
+        )
     if format not in WRITTEN:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(WRITTEN)}")
     chosen, writing = format_named(format), WRITTEN[format]
@@ -168,6 +192,7 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
     volume.check_written()
     coarse = coarser(volume, choice.bin)
     where = Place(coarse.voxel_size_nm, coarse.origin_nm)
+    warn_of_image(absolute(out), coarse.spatial_shape, coarse.voxel_size_nm, coarse.origin_nm)
     target = Target(path, key, format, _spec(coarse, format, path, choice), where)
     writing.check_spec(target.spec)
     writing.check_place(target.levels)
@@ -252,7 +277,10 @@ def container_of(out: str | os.PathLike[str] | Remote) -> Location:
 
 def _copy_place(out: Location, format: str) -> tuple[Location, str, str]:
     """Return container, key and format that `out` means: the nearest part of it that ends like a format."""
-    path = container_of(out)
+    path, of_image = container_of(out), labels_format(out)
+    if of_image is not None and format not in ("auto", of_image.name):
+        raise VolumeError(f"{out}: its image is {of_image.name}, not {format}; leave out the format, or the image")
+    format = format if of_image is None else of_image.name
     if format == "auto":
         format = SUFFIXES.get(path.suffix.lower(), format)
     if format == "auto":
@@ -536,7 +564,8 @@ class Target:
     def levels(self) -> Multiscale:
         """The group of an OME-Zarr or precomputed, of one level."""
         where, name = self.where, re.sub(r"\.zarr$", "", self.path.name)
-        return Multiscale((Level("s0"),), self.spec.axes, where.voxel_size_nm, where.origin_nm, name)
+        is_labels = label_place(self.place) is not None
+        return Multiscale((Level("s0"),), self.spec.axes, where.voxel_size_nm, where.origin_nm, name, (), is_labels)
 
     def open(self) -> Writer:
         """Return this process's writer of the array, while it grows."""
@@ -663,6 +692,9 @@ def _rename(target: Target, path: Path) -> bool:
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
             return False
+        # First, so that a copy that is killed here goes on, and nobody's labels are left out of the list.
+        if (labels := label_place(place)) is not None:
+            list_labels(labels, format_named(target.format).ome_version)
         (draft / target.key).rename(place)
         paths.sync(place.parent)
         return True
@@ -696,7 +728,7 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Copy
     for place in (target.place, target.work):
         if isinstance(place, Path):
             paths.check_links(place)
-    if target.is_folder and paths.exists(target.path):
+    if target.is_folder and paths.exists(target.path) and label_place(target.place) is None:
         create_groups(target.path, target.key, target.array_format)
     with _naming_copy(target), _held(target):
         tally = CopyTally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))

@@ -9,14 +9,19 @@ Not here: a mask, which is laid over a volume at the place where it lies (infere
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box, Triple, triple
+from volpipe.errors import NOTICE, PlanError
+from volpipe.geometry.grid import Box, Shape, Triple, triple
+from volpipe.volumes.formats.ome_zarr import label_place
 from volpipe.volumes.storage.metadata import Lengths, shown
-from volpipe.volumes.volume import Volume
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.volume import View, Volume, open_volume
+
+log = logging.getLogger(__name__)
 
 AXES = "zyx"
 HALF = 0.5  # of a voxel, by which two volumes may lie apart
@@ -44,6 +49,37 @@ class Paired:
             f"{self.name} {self.volume} has voxels of {shown(size)} nm (z, y, x), their centres from the origin "
             f"{shown(origin)} to {shown(tuple(ends))} nm"
         )
+
+
+def warn_of_image(out: Location, shape: Shape, voxel_size_nm: Lengths | None, origin_nm: Lengths) -> None:
+    """Tell the user where labels at `out` lie otherwise than the image in whose labels that is.
+
+    Args:
+        shape, voxel_size_nm, origin_nm: of the labels (z, y, x).
+    """
+    place = label_place(out)
+    if place is None:
+        return
+    image = open_volume(str(place.image), view=View(incomplete=True))
+    if voxel_size_nm is None or image.voxel_size_nm is None:
+        is_alike = tuple(shape) == image.spatial_shape and voxel_size_nm == image.voxel_size_nm
+    else:
+        own, its = (tuple(shape), voxel_size_nm), (image.spatial_shape, image.voxel_size_nm)
+        is_alike = all(
+            abs(a - b) <= HALF * size and abs(n * v - m * size) <= HALF * size
+            for a, b, n, v, m, size in zip(origin_nm, image.origin_nm, *own, *its, strict=True)
+        )
+    if not is_alike:
+        log.warning(
+            "%s do not lie as their image does: they have %s voxels (%s, origin %s nm), it has %s (%s, origin %s nm)",
+            *(out, shown(shape), _size_words(voxel_size_nm), shown(origin_nm)),
+            *(shown(image.spatial_shape), _size_words(image.voxel_size_nm), shown(image.origin_nm)),
+            extra=NOTICE,
+        )
+
+
+def _size_words(size: Lengths | None) -> str:
+    return "of unknown size" if size is None else f"of {shown(size)} nm"
 
 
 def check_same_place(a: Paired, b: Paired, advice: str, *, factors: Triple = SAME, slack: Triple = SAME) -> list[str]:

@@ -35,7 +35,7 @@ from volpipe.volumes.formats.container import (
     absolute,
     create_array,
     create_multiscale,
-    files_of,
+    exists_in_file,
     inside,
     locate,
     once,
@@ -131,6 +131,7 @@ class Volume:
         channel_names: of all its channels, () where they have none.
         notes: what a user should know of it, a phrase each: a guess, or why a size is unknown.
         value_notes: those of `notes` on its values and slices, as its file has them.
+        metadata: which version of what names its axes, size and origin, for people; "" where its format does.
         incomplete: what of it is written, where work of ours on it had not ended when it was opened; None where it had.
         resampling: the grid to which voxels are interpolated as they are read, None where they are read as stored.
         is_planned: whether planned work makes it: what lies there until then does not count.
@@ -153,6 +154,7 @@ class Volume:
     channel_names: tuple[str, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
     value_notes: tuple[str, ...] = field(default=(), compare=False)
+    metadata: str = field(default="", compare=False)
     incomplete: Incomplete | None = field(default=None, compare=False)
     resampling: Resampling | None = None
     has_origin: bool = field(default=True, compare=False)
@@ -427,7 +429,8 @@ class Reader:
     @property
     def is_fetched(self) -> bool:
         """Whether boxes are read by requests of ours, which note the stamps of files; see `fetched_array`."""
-        return self._through is None and isinstance(self._array, FetchedArray)
+        is_remote = isinstance(self.header.folder, object_store.Remote)
+        return is_remote and self._through is None and isinstance(self._array, FetchedArray)
 
     def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
         return partial(self.volume.open, cache_bytes=self._cache_bytes, live=self._live), ()
@@ -601,6 +604,7 @@ def _make_volume(container: Location, header: Header, dataset: ListedLevel, leve
             *where.notes,
         ),
         value_notes=header.notes,
+        metadata=dataset.metadata,
         incomplete=find_incomplete(header, key),
         has_origin=where.has_origin,
     )
@@ -727,9 +731,7 @@ def _check_exists(container: Location, key: str) -> None:
     folder = container / key
     if isinstance(folder, object_store.Remote) and not folder.is_s3:
         return  # a web server knows of files alone
-    if paths.is_folder(folder) or (
-        isinstance(container, Path) and container.is_file() and files_of(container).exists(container, key)
-    ):
+    if paths.is_folder(folder) or exists_in_file(folder):
         return
     if read_header(folder) is not None:  # a precomputed level of zeros alone, which has no folder
         return

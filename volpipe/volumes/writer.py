@@ -18,7 +18,7 @@ from volpipe.geometry.grid import Box, Index, cells
 from volpipe.volumes import checksums
 from volpipe.volumes.formats import n5
 from volpipe.volumes.formats.container import absolute, once, read_header
-from volpipe.volumes.storage import damage, object_store, paths, tensorstore
+from volpipe.volumes.storage import damage, object_store, paths, tensorstore, zipped
 from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
 from volpipe.volumes.storage.damage import naming
 from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
@@ -42,6 +42,8 @@ class Writer:
         if header is None:
             raise VolumeError(f"no array at {folder}; create it before writing to it")
         header = header if into is None else replace(header, folder=into)
+        if isinstance(folder, Path) and zipped.find(folder) is not None:
+            raise VolumeError(f"{folder}: an array in a zip file cannot be written; unpack it")
         if header.unsupported:
             raise VolumeError(f"{folder}: {header.unsupported} cannot be written")
         self.header = header

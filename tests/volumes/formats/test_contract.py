@@ -5,6 +5,7 @@ A format is added by one entry of BACKENDS; what is odd in one format alone has 
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import imagecodecs
 import mrcfile
 import nibabel
 import nrrd
@@ -65,6 +67,40 @@ def precomputed_writer(**scale: Any) -> Callable[[Path, np.ndarray], None]:  # A
     def write(path: Path, data: np.ndarray) -> None:
         array = by_tensorstore(path, data.dtype.name, size=data.shape[::-1], voxel_offset=[10, 10, 0], **known)
         array[..., 0].write(data.T).result()
+
+    return write
+
+
+def jxl_writer(**scale: Any) -> Callable[[Path, np.ndarray], None]:  # Any: JSON
+    """Return a writer of chunks in JPEG XL, in shards by tensorstore, which numbers chunks but knows no JPEG XL."""
+
+    def write(path: Path, data: np.ndarray) -> None:
+        precomputed_writer(**scale)(path, data)
+        info = json.loads((path / "info").read_text())
+        level, size, first = info["scales"][0], data.shape[::-1], [10, 10, 0]
+        for file in (path / "s0").glob("*"):
+            file.unlink()
+        base = {"driver": "file", "path": f"{path}/s0/"}
+        shards = {"driver": "neuroglancer_uint64_sharded", "base": base, "metadata": level.get("sharding")}
+        store = tensorstore.KvStore.open(shards if "sharding" in level else base).result()
+        bits = precomputed.axis_bits(size, [8, 8, 8])
+        for place in np.ndindex(*(-(-n // 8) for n in size)):
+            box = [(i * 8, min(i * 8 + 8, n)) for i, n in zip(place, size, strict=True)]
+            voxels = data[tuple(slice(*span) for span in box[::-1])]
+            name = "_".join(f"{a + f}-{b + f}" for (a, b), f in zip(box, first, strict=True))
+            number = precomputed.morton(place, bits).to_bytes(8, "big")
+            picture = imagecodecs.jpegxl_encode(voxels.reshape(-1, voxels.shape[2]), lossless=True)
+            store.write(number if "sharding" in level else name, picture).result()
+        level["encoding"] = "jxl"
+        (path / "info").write_text(json.dumps(info))
+
+    return write
+
+
+def zip_writer(version: int, **choices: Any) -> Callable[[Path, np.ndarray], None]:  # Any: zarr-python's
+    def write(path: Path, data: np.ndarray) -> None:
+        with zarr.storage.ZipStore(path, mode="w") as store:
+            zarr.create_array(store, data=data, **{"chunks": (8,) * data.ndim} | choices, zarr_format=version)
 
     return write
 
@@ -167,10 +203,21 @@ BACKENDS = {
     "zarr3 shards": Backend(zarr_writer(3, chunks=(4, 4, 4), shards=(8, 8, 8)), "zarr3"),
     "precomputed": Backend(precomputed_writer(), "precomputed", dtypes=precomputed.DTYPES),
     "precomputed shards": Backend(precomputed_writer(sharding=SHARDING), "precomputed", dtypes=precomputed.DTYPES),
+    "precomputed jxl": Backend(jxl_writer(), "precomputed", dtypes=("uint8", "uint16")),
+    "precomputed jxl shards": Backend(jxl_writer(sharding=SHARDING), "precomputed", dtypes=("uint8", "uint16")),
+    "zarr2 in a zip": Backend(zip_writer(2), "zarr2", "a.zip", **OF_NUMPY),
+    "zarr3 shards in a zip": Backend(zip_writer(3, chunks=(4, 4, 4), shards=(8, 8, 8)), "zarr3", "a.ozx", is_file=True),
     "hdf5": Backend(write_hdf5, "hdf5", "a.h5", **OF_NUMPY),
     "tiff": Backend(tiff_writer(), "tiff", "a.tif", **OF_NUMPY),
     "tiff strips": Backend(tiff_writer(rowsperstrip=3, compression="lzw"), "tiff", "a.tif", **OF_NUMPY),
     "tiff tiles": Backend(tiff_writer(tile=(16, 16), compression="zlib", bigtiff=True), "tiff", "a.tif", **OF_NUMPY),
+    "tiff in JPEG XL": Backend(
+        tiff_writer(tile=(16, 16), compression="jpegxl", compressionargs={"lossless": True}),
+        "tiff",
+        "a.tif",
+        ("uint8", "uint16"),
+        is_file=True,
+    ),
     "slices": Backend(write_slices, "tiff"),
     "pictures": Backend(write_pictures, "picture", dtypes=("uint8", "uint16")),
     "mrc": Backend(write_mrc, "mrc", "a.mrc", ("int8", "int16", "float32", "uint16", "float16"), True, is_file=True),

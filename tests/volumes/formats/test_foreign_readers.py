@@ -14,7 +14,10 @@ from conftest import ROOT
 
 import volpipe as vp
 
-READERS = ("ome-zarr-models", "ome-zarr", "napari-ome-zarr", "bioio", "webknossos", "cloud-volume", "zarr", "z5py")
+READERS = (
+    "ome-zarr-models", "ngff-zarr", "ome-zarr", "napari-ome-zarr", "bioio", "webknossos", "cloud-volume", "zarr",
+    "z5py",
+)  # fmt: skip
 
 
 def test_the_script_writes_what_readers_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ from volpipe.volumes.formats import ome, tiff_folder, zarr
 from volpipe.volumes.formats.format import PACKED, ArrayFolders, FileReader, FolderReader, Format, listed_place
 from volpipe.volumes.formats.known import FORMATS, format_named
 from volpipe.volumes.formats.ome import ListedLevel
-from volpipe.volumes.storage import object_store, paths, tensorstore
+from volpipe.volumes.formats.ome_zarr import image_version, label_place
+from volpipe.volumes.storage import object_store, paths, tensorstore, zipped
 from volpipe.volumes.storage.chunk_files import as_fill
 from volpipe.volumes.storage.fetched_array import INDEX_BYTES, FetchedArray, LocalArray, can_fetch
 from volpipe.volumes.storage.metadata import (
@@ -82,12 +83,23 @@ def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Lo
         VolumeError: `location` is a URL that volpipe does not read, or `key` leaves the container.
     """
     path = absolute(location)
+    _refuse_remote_zip(path)
     parts = PurePosixPath((key or "").strip("/")).parts
     if ".." in parts:
         raise VolumeError(f"key {key!r} leaves the container {path}")
     container = _root(path)
     described = bigdataviewer.read_container(container) if isinstance(container, Path) else None
     return described or container, str(PurePosixPath(*inside(path, container), *parts)).removeprefix(".")
+
+
+def _refuse_remote_zip(path: Location) -> None:
+    """Refuse a zip in a remote place, which only looks like a folder by its name if there is no such file."""
+    places = (path, *path.parents) if isinstance(path, object_store.Remote) else ()
+    for place in places:
+        if place.suffix.lower() in zipped.SUFFIXES and paths.size(place) is not None:
+            raise VolumeError(
+                f"{place} is a zip, which volpipe reads on a disk alone; copy it to one, or unpack it there"
+            )
 
 
 def check_suffix(what: str, name: str) -> None:
@@ -177,24 +189,39 @@ def find_format(file: Path) -> Format:
     )
 
 
+def _reader_at(folder: Location) -> tuple[FileReader, Path, str] | None:
+    """Return the reader of the file that `folder` is, or leads on inside of, the file, and the key there.
+
+    None where no file is on its way; the folders in a zip are read as those on a disk.
+    """
+    within = split(folder)
+    return None if within is None or zipped.find(within[0]) is not None else (files_of(within[0]), *within)
+
+
+def exists_in_file(folder: Location) -> bool:
+    """Return whether `folder` leads to something in a file."""
+    at = _reader_at(folder)
+    return at is not None and at[0].exists(*at[1:])
+
+
 def probe_file(folder: Location) -> None:
     """Raise where `folder` is, or leads into, a file whose metadata crash or hang the library that reads them."""
-    within = split(folder)
-    if within is not None:
-        files_of(within[0]).probe(within[0])
+    at = _reader_at(folder)
+    if at is not None:
+        at[0].probe(at[1])
 
 
 def why_several(folder: Location) -> str:
     """Return why a file at `folder` holds several arrays where a stack may be meant, "" where it does not say."""
-    within = split(folder)
-    return files_of(within[0]).why_several(within[0]) if within is not None else ""
+    at = _reader_at(folder)
+    return at[0].why_several(at[1]) if at is not None else ""
 
 
 def read_header(folder: Location) -> Header | None:
     """Return the header of the array at `folder`, None where there is none; VolumeError where it is broken."""
-    within = split(folder)
-    if within is not None:
-        return files_of(within[0]).read_header(*within)
+    at = _reader_at(folder)
+    if at is not None:
+        return at[0].read_header(*at[1:])
     with _reading([folder], USUAL_NAMES):
         header = next(filter(None, (each.read_header(folder) for each in _readers(folder))), None)
     if header is not None and not header.has_slices:
@@ -210,9 +237,9 @@ def _readers(folder: Location) -> Iterator[FolderReader]:
 
 def read_attributes(folder: Location) -> Tree:
     """Return the attributes of the group at `folder`, {} where it has none."""
-    within = split(folder)
-    if within is not None:
-        return files_of(within[0]).read_attributes(*within)
+    at = _reader_at(folder)
+    if at is not None:
+        return at[0].read_attributes(*at[1:])
     with _reading([folder], USUAL_NAMES):
         return next(filter(None, (each.read_attributes(folder) for each in READERS)), {})
 
@@ -229,9 +256,9 @@ def read_datasets(folder: Location) -> tuple[ListedLevel, ...] | None:
     Raises:
         VolumeError: its metadata are wrong.
     """
-    within = split(folder)
-    if within is not None:
-        named = files_of(within[0]).read_datasets(*within)
+    at = _reader_at(folder)
+    if at is not None:
+        named = at[0].read_datasets(*at[1:])
     else:
         with _reading([folder], USUAL_NAMES):
             reader = next((each for each in READERS if each.read_attributes(folder)), None)
@@ -309,9 +336,9 @@ def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
     Raises:
         VolumeError: there are too many folders to look into.
     """
-    within = split(root)
-    if within is not None:
-        yield from files_of(within[0]).walk(*within, enter_groups=enter_groups)
+    at = _reader_at(root)
+    if at is not None:
+        yield from at[0].walk(*at[1:], enter_groups=enter_groups)
         return
     if isinstance(root, object_store.Remote) and not root.is_s3:
         yield from _named_arrays(root, enter_groups=enter_groups)
@@ -472,6 +499,41 @@ def _check_codec(codec: str, format: str) -> None:
         )
 
 
+def labels_format(out: Location) -> Format | None:
+    """Return the format that labels at `out` must have, that of the image in whose labels it lies; None elsewhere.
+
+    Raises:
+        VolumeError: there is no image of OME-Zarr, or of a version that is not written.
+    """
+    place = label_place(out)
+    if place is None:
+        return None
+    if any(part.endswith(SUFFIXES) for part in place.name.split("/")):
+        raise VolumeError(f"{out} would be labels of {place.image}, and have a name without the suffix of a container")
+    version = image_version(place.image)
+    if not version:
+        raise VolumeError(f"{out} would be labels of {place.image}, which is no OME-Zarr image; choose another place")
+    known = [each for each in FORMATS if each.is_ome]
+    format = next((each for each in known if version.startswith(each.ome_version)), None)
+    if format is None:
+        raise VolumeError(
+            f"{out} would be labels of {place.image}, which is OME-Zarr {version}, and volpipe writes "
+            f"{', '.join(each.ome_version for each in known)}; write them beside it"
+        )
+    return format
+
+
+def output_around(folder: Location, container: str) -> Location:
+    """Return the output that the array in `folder` is of: its container, or its group in the labels of an image."""
+    return absolute(container) if label_place(folder.parent) is None else folder.parent
+
+
+def count_image_levels(out: Location) -> int:
+    """Return how many levels the image has in whose labels `out` lies: they must have as many."""
+    place = label_place(out)
+    return 0 if place is None else len(read_datasets(place.image) or ())
+
+
 def grow_array(path: str | os.PathLike[str] | object_store.Remote, key: str, spec: ArraySpec, format: str) -> None:
     """Give the array `key` in the container at `path`, if there is one, the shape of `spec`; no voxel is touched."""
     for name, tree in array_folders(format).documents(spec).items():
@@ -518,7 +580,7 @@ def create_multiscale(
     Args:
         path: the container.
         multiscale: the levels, and where they lie.
-        format: "ome-zarr-0.5", "ome-zarr-0.4", "n5" (n5-viewer's, neuroglancer's and COSEM's dialects), "zarr2"
+        format: "ome-zarr-0.4" to "ome-zarr-0.6", "n5" (n5-viewer's, neuroglancer's and COSEM's dialects), "zarr2"
             (COSEM's) or "precomputed".
         key: the group, "" for the container itself.
         attributes: JSON, kept in the group's attribute "volpipe": where the arrays came from.

@@ -117,6 +117,7 @@ class ArrayFolders:
         is_sharded: whether chunks may lie in shards.
         is_streamed: whether shards may be written layer by layer.
         is_one_volume: whether a container is one array, with its levels.
+        properties_folder: in which it says what is known of each object of labels; "" where there is no place for it.
         num_files: of metadata, of each array and each group.
     """
 
@@ -130,6 +131,7 @@ class ArrayFolders:
     is_sharded: ClassVar[bool] = False
     is_streamed: ClassVar[bool] = False
     is_one_volume: ClassVar[bool] = False
+    properties_folder: ClassVar[str] = ""
     num_files: ClassVar[int] = 1
 
     def owns(self, folder: Location) -> bool:
@@ -288,7 +290,9 @@ class Format:
         folders: reads its folders; None of files.
         arrays: keeps new arrays in folders; None of files.
         write_group: writes that a group has levels; None where groups do not say it.
-        is_ome: whether that group names channels, how viewers show them, and an origin also without a voxel size.
+        write_properties: writes what is known of each object beside labels; None where there is no place for it.
+        ome_version: of OME-Zarr, whose groups name channels, how viewers show them, and an origin also without a voxel
+            size; "" of others.
         writing: what `convert` must know; None where nothing is written in it.
     """
 
@@ -302,5 +306,11 @@ class Format:
     folders: FolderReader | None = None
     arrays: ArrayFolders | None = None
     write_group: GroupWriter | None = None
-    is_ome: bool = False
+    write_properties: Callable[[Location, Tree], None] | None = None
+    ome_version: str = ""
     writing: Writing | None = None
+
+    @property
+    def is_ome(self) -> bool:
+        """Whether it is a version of OME-Zarr."""
+        return bool(self.ome_version)

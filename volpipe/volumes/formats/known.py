@@ -14,7 +14,7 @@ from volpipe.volumes.formats.n5 import N5
 from volpipe.volumes.formats.nifti import NIFTI
 from volpipe.volumes.formats.npy import NPY
 from volpipe.volumes.formats.nrrd import NRRD
-from volpipe.volumes.formats.ome_zarr import OME_ZARR_04, OME_ZARR_05
+from volpipe.volumes.formats.ome_zarr import OME_ZARR_04, OME_ZARR_05, OME_ZARR_06
 from volpipe.volumes.formats.picture import PICTURE
 from volpipe.volumes.formats.precomputed import PRECOMPUTED
 from volpipe.volumes.formats.raw import RAW
@@ -29,6 +29,7 @@ FORMATS: tuple[Format, ...] = (
     PRECOMPUTED,
     OME_ZARR_04,
     OME_ZARR_05,
+    OME_ZARR_06,
     HDF5,
     TIFF,
     SLICES,

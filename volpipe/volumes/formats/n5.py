@@ -568,7 +568,7 @@ def place_attributes(where: Place) -> Tree:
 N5 = Format(
     name="n5",
     title="N5",
-    row=ReadRow("N5", f"codecs {', '.join(CODECS)}", "N5-viewer, COSEM"),
+    row=ReadRow("N5", f"codecs {', '.join(CODECS)}; also in a [zip](#zips)", "N5-viewer, COSEM"),
     suffixes=(".n5",),
     folders=FolderReader(read_header, read_attributes, read_datasets, usual_file=FILE),
     arrays=N5Folders(),

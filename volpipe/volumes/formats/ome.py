@@ -1,7 +1,7 @@
-"""OME-NGFF: the metadata of image groups, versions 0.4 (Zarr v2) and 0.5 (Zarr v3), read, checked and written.
+"""OME-NGFF: the metadata of image groups, versions 0.4 (Zarr v2), 0.5 and 0.6 (Zarr v3), read, checked and written.
 
 Not here: the arrays themselves (zarr). Earlier versions are read for what they say; 0.1 to 0.3 say no voxel size.
-Specification: ngff.openmicroscopy.org/0.4 and /0.5.
+Specification: ngff.openmicroscopy.org/0.4, /0.5 and /0.6, whose coordinate systems are RFC-5's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MAX_LISTED = 20
 MAX_WELLS = 2000
 MAX_LEVELS = 100
 INCOMPLETE = " (incomplete)"  # at the end of an image's name, which viewers show
+SYSTEM = "intrinsic"  # the coordinate system of what is written in 0.6, as ngff-zarr calls its own
+MAX_TRANSFORMATIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ListedLevel:
         path: its key in the group.
         axes, place, channel_names: if the group says so.
         coarseness: its voxels' size in whatever unit, to be compared with other levels'; 0 where it is not stated.
+        metadata: which version of what says this, for people; "" where the array itself does.
         notes: what a user should know.
     """
 
@@ -43,7 +46,23 @@ class ListedLevel:
     place: Place | None = None
     channel_names: tuple[str, ...] = ()
     coarseness: float = 0.0
+    metadata: str = ""
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CoordinateSystem:
+    """The coordinate system that the levels of an image are in: its name, "" before 0.6, and its axes as it has them.
+
+    Attributes:
+        around: transformations that follow those of each level.
+        others: names of systems that are not taken.
+    """
+
+    name: str
+    axes: object
+    around: tuple[object, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def level_keys(group: str, datasets: tuple[ListedLevel, ...]) -> tuple[str, ...]:
@@ -72,38 +91,87 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[ListedLevel, ...]
     if len(datasets) > MAX_LEVELS:
         raise VolumeError(f"{source}: multiscales[0] names {len(datasets)} datasets; volpipe reads up to {MAX_LEVELS}")
     version = str(tree.get("version") or image.get("version") or "")[:20]
-    levels = [_dataset(mapping(entry, "a dataset", source), image, source, version) for entry in datasets]
+    entries = [mapping(entry, "a dataset", source) for entry in datasets]
+    system = _coordinate_system(image, entries, source)
+    levels = [_dataset(entry, system, source, version) for entry in entries]
     if (
         finest := min(levels, key=lambda level: level.coarseness).place
     ) is not None and not finest.has_origin:  # translations of others are but half voxels
         levels = [replace(level, place=level.place and replace(level.place, has_origin=False)) for level in levels]
+    metadata = f"OME-Zarr {version}" if version else ""
+    metadata += f", coordinate system {system.name!r}" if system.name else ""
+    metadata += f"; not taken: {', '.join(map(repr, system.others))}" if system.others else ""
     names = _channel_names(tree.get("omero"))
-    return tuple(replace(level, channel_names=names) for level in levels)
+    return tuple(replace(level, channel_names=names, metadata=metadata) for level in levels)
 
 
 def _ome(attributes: Tree, source: Location) -> Tree:
     return mapping(attributes["ome"], "ome", source) if "ome" in attributes else attributes
 
 
-def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> ListedLevel:
+def _coordinate_system(image: Tree, datasets: Sequence[Tree], source: Location) -> CoordinateSystem:
+    """Return the coordinate system of an image: that which the transformations of its `datasets` lead to.
+
+    Raises:
+        VolumeError: they lead to none that the image describes.
+    """
+    if "coordinateSystems" not in image:
+        outer = image.get("coordinateTransformations") or []
+        return CoordinateSystem("", image.get("axes"), tuple(outer if isinstance(outer, list) else [outer]))
+    listed = image["coordinateSystems"]
+    if not isinstance(listed, list) or not listed:
+        raise VolumeError(f"{source}: coordinateSystems is {str(listed)[:60]}, not a list of at least one")
+    systems = [mapping(entry, "a coordinate system", source) for entry in listed]
+    names = [str(entry.get("name")) for entry in systems]
+    outputs = {_output_system(entry) for dataset in datasets for entry in _own_transformations(dataset)} - {""}
+    known = [name for name in names if name in outputs]
+    if outputs and len(known) != 1:
+        raise VolumeError(
+            f"{source}: its coordinate transformations lead to {', '.join(sorted(outputs))[:80]}, and must lead to one "
+            f"of its coordinate systems {', '.join(names)[:80]}, the same for each level; name a level by its key, "
+            f"{source / str(datasets[0].get('path'))}, to read it as an array by itself"
+        )
+    name = known[0] if known else names[-1]  # the last one is the usual one by the specification
+    return CoordinateSystem(
+        name, systems[names.index(name)].get("axes"), others=tuple(each[:40] for each in names if each != name)
+    )
+
+
+def _own_transformations(dataset: Tree) -> list[Tree]:
+    """Return the transformations of a level itself."""
+    own = dataset.get("coordinateTransformations")
+    return [entry if isinstance(entry, dict) else {} for entry in (own if isinstance(own, list) else [own])]
+
+
+def _output_system(transformation: Tree) -> str:
+    """Return the coordinate system that a transformation leads to, a text in drafts of 0.6; "" if it names none."""
+    output = transformation.get("output")
+    return str((output.get("name") if isinstance(output, dict) else output) or "")
+
+
+def _dataset(entry: Tree, system: CoordinateSystem, source: Location, version: str) -> ListedLevel:
     path = entry.get("path")
     if not isinstance(path, str) or not is_inner(path):
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
+    axes, units = _typed_axes(system.axes)
     if "coordinateTransformations" not in entry:
-        axes, _ = _typed_axes(image.get("axes"))
         stated = transform_place(entry.get("transform"))
         size = None if stated is None else stated.voxel_size_nm
         return ListedLevel(path, axes, stated, coarseness=0.0 if size is None else math.prod(size))
-    axes, units = _typed_axes(image.get("axes"))
     where = f"{source} (OME-Zarr {version or 'of a version that it does not say'})"
-    inner, outer = entry["coordinateTransformations"], image.get("coordinateTransformations") or []
-    own = inner if isinstance(inner, list) else [inner]
-    around = outer if isinstance(outer, list) else [outer]
-    scale, shift = _composed([*own, *around], axes, where)
-    if axes is None or not any(tree.get("type") == "scale" for tree in own):
+    own = _flattened(_own_transformations(entry), where)
+    steps = [*own, *_flattened(system.around, where)]
+    try:
+        scale, shift = _composed(steps, axes)
+    except ValueError as error:
+        raise VolumeError(
+            f"{where}: {error}. To read its voxels on their own grid, name a level by its key, {source / path}, and "
+            "give the voxel size"
+        ) from error
+    if axes is None or not (system.name or any(tree.get("type") == "scale" for tree in own)):
         return ListedLevel(path, axes, Place())
     by_axis = [dict(zip(axes, values, strict=True)) for values in (scale, shift)]
-    has_origin = any(entry.get("type") == "translation" for entry in [*own, *around])
+    has_origin = any(tree.get("type") in ("translation", "affine") for tree in steps)
     placed = place(by_axis[0], by_axis[1], dict(zip(axes, units, strict=True)))
     return ListedLevel(path, axes, replace(placed, has_origin=has_origin), coarseness=math.prod(scale))
 
@@ -138,34 +206,75 @@ def _typed_axes(axes: object) -> tuple[tuple[str, ...] | None, tuple[object, ...
     return tuple(names), tuple(entry.get("unit") for entry in entries)
 
 
-def _composed(
-    entries: Sequence[object], axes: tuple[str, ...] | None, where: str
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return scale and shift of coordinateTransformations, which apply in order: index times scale, plus shift."""
+def _flattened(entries: Sequence[object], where: str) -> list[Tree]:
+    """Return transformations in the order in which they apply, those of a `sequence`, in any nesting, in its place."""
+    waiting, flat = list(reversed(entries)), list[Tree]()
+    while waiting:
+        entry = waiting.pop()
+        tree = entry if isinstance(entry, dict) else {}
+        inner = tree.get("transformations") if tree.get("type") == "sequence" else None
+        if isinstance(inner, list) and inner:
+            waiting += reversed(inner)
+        else:
+            flat.append(tree)
+        if len(flat) + len(waiting) > MAX_TRANSFORMATIONS:
+            raise VolumeError(f"{where}: a level has more than {MAX_TRANSFORMATIONS} coordinate transformations")
+    return flat
+
+
+def _composed(entries: Sequence[Tree], axes: tuple[str, ...] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return scale and shift of coordinateTransformations, which apply in order: index times scale, plus shift.
+
+    Raises:
+        ValueError: they turn or bend the volume, or have other numbers than one for each axis.
+    """
     rank = len(axes or ())
     scale, shift = (1.0,) * rank, (0.0,) * rank
-    for entry in entries:
-        tree = entry if isinstance(entry, dict) else {}
-        kind = tree.get("type")
-        if kind == "identity":
+    for tree in entries:
+        kind = str(tree.get("type"))[:40]
+        if kind == "identity" or (kind == "mapAxis" and tree.get(kind) == [*range(rank)]):
             continue
-        if kind not in ("scale", "translation"):
-            raise VolumeError(
-                f"{where}: its coordinate transformation is of the kind {str(kind)[:40]!r}; volpipe reads scale and "
-                "translation alone (OME-Zarr 0.4 and 0.5): write the array with these"
+        if kind not in ("scale", "translation", "affine"):
+            turns = ", which changes the order of the axes" if kind == "mapAxis" else ""
+            raise ValueError(
+                f"its coordinate transformation is of the kind {kind!r}{turns}; volpipe reads scale, translation and "
+                "identity, and sequences of these"
             )
-        values = floats(tree.get(kind))
-        if values is None or (axes and len(values) != rank):
-            raise VolumeError(
-                f"{where}: the coordinate transformation {kind} is {str(tree.get(kind))[:60]}, not one number for each "
-                f"of the axes {', '.join(axes or ('that it should name',))}"
+        if "path" in tree:
+            raise ValueError(
+                f"its coordinate transformation {kind} is kept in the array {str(tree['path'])[:60]!r}, and volpipe "
+                "reads those in the metadata alone"
             )
-        if axes and kind == "scale":
-            scale = tuple(a * v for a, v in zip(scale, values, strict=True))
-            shift = tuple(t * v for t, v in zip(shift, values, strict=True))
-        elif axes:
-            shift = tuple(t + v for t, v in zip(shift, values, strict=True))
+        value = tree.get(kind)
+        diagonal, offsets = _affine_parts(value, rank) if kind == "affine" else (floats(value),) * 2
+        if diagonal is None or offsets is None or (axes and len(diagonal) != rank):
+            raise ValueError(
+                f"the coordinate transformation {kind} is {str(value)[:60]}, not one number for each of the axes "
+                f"{', '.join(axes or ('that it should name',))}"
+            )
+        if axes and kind != "translation":
+            scale = tuple(a * v for a, v in zip(scale, diagonal, strict=True))
+            shift = tuple(t * v for t, v in zip(shift, diagonal, strict=True))
+        if axes and kind != "scale":
+            shift = tuple(t + v for t, v in zip(shift, offsets, strict=True))
     return scale, shift
+
+
+def _affine_parts(matrix: object, rank: int) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Return scale and translation of an affine `matrix` of `rank` rows.
+
+    Raises:
+        ValueError: it does more than that.
+    """
+    rows = [floats(row) for row in matrix] if isinstance(matrix, list) else []
+    numbers = [row for row in rows if row is not None and len(row) == rank + 1]
+    if len(numbers) != rank or len(rows) != rank:
+        return None, None
+    if any(v for i, row in enumerate(numbers) for j, v in enumerate(row[:-1]) if i != j):
+        raise ValueError(
+            "its coordinate transformation 'affine' turns or shears the volume; volpipe only scales and moves"
+        )
+    return tuple(row[i] for i, row in enumerate(numbers)), tuple(row[-1] for row in numbers)
 
 
 def plate_images(folder: Location, read: Callable[[Location], Tree]) -> list[str] | None:
@@ -190,30 +299,40 @@ def plate_images(folder: Location, read: Callable[[Location], Tree]) -> list[str
     return images
 
 
-def group_attributes(multiscale: Multiscale, version: str, attributes: Mapping[str, Any]) -> Tree:  # Any: JSON
-    """Return the attributes of an image group in OME-NGFF `version` "0.4" or "0.5", with `attributes` beside them."""
+def group_attributes(
+    multiscale: Multiscale,
+    version: str,
+    attributes: Mapping[str, Any],
+    *,
+    source: str = "",  # Any: JSON
+) -> Tree:
+    """Return the attributes of an image group in OME-NGFF `version`, 0.4 to 0.6, with `attributes` beside them.
+
+    `source` is the image whose labels these are, counted from their group; "" where none is known.
+    """
     unknown = [axis for axis in multiscale.axes if axis not in TYPES]
     if unknown:
         raise VolumeError(f"OME-Zarr has no axis {unknown[0]!r}; use {', '.join(TYPES)}")
-    image: Tree = {
-        "name": multiscale.name,
-        "axes": [_axis(axis, known=multiscale.voxel_size_nm is not None) for axis in multiscale.axes],
-        "datasets": [
-            {
-                "path": level.key,
-                "coordinateTransformations": [
-                    {"type": "scale", "scale": multiscale.scale(level)},
-                    {"type": "translation", "translation": multiscale.shift(level)},
-                ],
-            }
-            for level in multiscale.levels
-        ],
-    }
+    axes = [_axis(axis, known=multiscale.voxel_size_nm is not None) for axis in multiscale.axes]
+    has_systems = version not in ("0.4", "0.5")
+    datasets: list[Tree] = []
+    for level in multiscale.levels:
+        steps: list[Tree] = [
+            {"type": "scale", "scale": multiscale.scale(level)},
+            {"type": "translation", "translation": multiscale.shift(level)},
+        ]
+        ends = {"input": {"path": level.key}, "output": {"name": SYSTEM}}
+        steps = [{"type": "sequence", **ends, "transformations": steps}] if has_systems else steps
+        datasets.append({"path": level.key, "coordinateTransformations": steps})
+    image: Tree = {"name": multiscale.name}
+    image |= {"coordinateSystems": [{"name": SYSTEM, "axes": axes}]} if has_systems else {"axes": axes}
+    image["datasets"] = datasets
     more: Tree = {"omero": _omero(multiscale.displays)} if multiscale.displays else {}
+    label = {"source": {"image": source}} if source else {}
     if version == "0.4":
-        more |= {"image-label": {"version": version}} if multiscale.is_labels else {}
+        more |= {"image-label": {"version": version} | label} if multiscale.is_labels else {}
         return plain({"multiscales": [{"version": version} | image], **attributes, **more})
-    more |= {"image-label": {}} if multiscale.is_labels else {}
+    more |= {"image-label": label} if multiscale.is_labels else {}
     return plain({"ome": {"version": version, "multiscales": [image], **more}, **attributes})
 
 

@@ -18,9 +18,11 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Triple
+from volpipe.geometry.indexing import ChunkedIndex, ranges
 from volpipe.volumes.formats.format import ArrayFolders, FolderReader, Format, ReadRow, Writing
 from volpipe.volumes.formats.ome import ListedLevel, is_inner
-from volpipe.volumes.storage import tensorstore
+from volpipe.volumes.storage import decoded_size, tensorstore
+from volpipe.volumes.storage.fetched_array import FetchedArray
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     ChunkScheme,
@@ -34,6 +36,7 @@ from volpipe.volumes.storage.metadata import (
     floats,
     lengths,
     mapping,
+    merge_json,
     plain,
     read_json,
     voxels,
@@ -41,17 +44,21 @@ from volpipe.volumes.storage.metadata import (
 )
 from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.tensorstore import Index, StoredArray
 
 log = logging.getLogger(__name__)
 
 FILE = "info"
 SUFFIX = ".precomputed"
 TYPE = "neuroglancer_multiscale_volume"
+PROPERTIES = "segment_properties"  # the key of `info`, and the folder that it names here
 SHARDING = "neuroglancer_uint64_sharded_v1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
 LABELS = ("uint32", "uint64")  # the types that compressed_segmentation has
 SEGMENTATION = "compressed_segmentation"
-ENCODINGS = ("raw", "jpeg", "png", SEGMENTATION)  # those that tensorstore has
+JXL = "jxl"  # JPEG XL, which tensorstore has not
+ENCODINGS = ("raw", "jpeg", "png", SEGMENTATION, JXL)
+MOST_GROWTH = 4  # a picture may have colours, or transparency, that a chunk has not
 SETTINGS = ("encoding", "jpeg_quality", "png_level", "compressed_segmentation_block_size")
 SPAN = re.compile(r"(-?\d+)-(-?\d+)")  # of a chunk along an axis, in its name
 SHARD = ".shard"
@@ -135,7 +142,67 @@ class PrecomputedScheme(ChunkScheme):
         return 1
 
 
-SCHEME = PrecomputedScheme()
+class JxlScheme(PrecomputedScheme):
+    """The same, each chunk a picture in JPEG XL: its rows are those of the chunk, one after the other."""
+
+    def as_tensorstore_reads(self, header: Header, content: bytes) -> bytes:
+        """Return the voxels of a chunk as the encoding "raw" has them: x fastest, channels slowest."""
+        import imagecodecs
+
+        num_channels = math.prod(header.chunks[:-3])
+        num_values, most = decoded_size.count_values(content), math.prod(header.chunks)
+        if not content.startswith((decoded_size.JXL, decoded_size.JXL_BOXES)) or num_values is None:
+            raise ValueError("DATA_LOSS: the chunk is no picture in JPEG XL")
+        if num_values > MOST_GROWTH * most:
+            raise ValueError(
+                f"DATA_LOSS: the picture unpacks to more than {MOST_GROWTH} times the chunk's {most} voxels"
+            )
+        try:
+            picture = imagecodecs.jpegxl_decode(content)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise ValueError(f"DATA_LOSS: JPEG XL: {error}") from None
+        values = picture.reshape(*picture.shape[:2], -1)
+        if picture.dtype != header.dtype or values.shape[-1] != num_channels:
+            raise ValueError(
+                f"DATA_LOSS: the picture has {values.shape[-1]} channels of {picture.dtype}, the metadata say "
+                f"{num_channels} of {header.dtype}"
+            )
+        return np.moveaxis(values, -1, 0).astype(header.dtype.newbyteorder("<")).tobytes()
+
+
+SCHEME, JXL_SCHEME = PrecomputedScheme(), JxlScheme()
+
+
+class ShardedPictures:
+    """An array whose chunks are pictures in shards, read chunk by chunk."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        sharding = header.known["scale_metadata"]["sharding"]
+        base = tensorstore.kvstore_of(header.folder)
+        self._shards = {"driver": "neuroglancer_uint64_sharded", "base": base, "metadata": sharding}
+
+    def read(self, index: Index) -> np.ndarray:
+        """Return the voxels at `index`; chunks that are not stored are zeros."""
+        header, scale = self._header, self._header.known["scale_metadata"]
+        region = ChunkedIndex.of(index, header.shape, header.chunks, header.chunks)
+        data = np.zeros(tuple(map(len, ranges(index, header.shape))), header.dtype)
+        per_axis = axis_bits(scale["size"], scale["chunk_size"])
+        for chunk in region.units():
+            number = morton(chunk[:-4:-1], per_axis)
+            content = tensorstore.read_key(self._shards, number.to_bytes(8, "big"))  # numbers are the names of chunks
+            if content is None:
+                continue
+            axes = list(zip(chunk, header.chunks, header.shape, strict=True))
+            shape = tuple(min(c, n - i * c) for i, c, n in axes)
+            voxels = np.frombuffer(JXL_SCHEME.as_tensorstore_reads(header, content), header.dtype.newbyteorder("<"))
+            if voxels.size != math.prod(shape):
+                raise ValueError(f"DATA_LOSS: the picture has {voxels.size} voxels, the chunk {math.prod(shape)}")
+            target, place = region.places(chunk)
+            starts = [i * c for i, c, _ in axes]
+            within = (slice(at.start - a, at.stop - a, at.step) for at, a in zip(place, starts, strict=True))
+            data[target] = voxels.reshape(shape)[tuple(within)]
+        return data[tuple(0 if isinstance(along, int) else slice(None) for along in index)]
 
 
 def axis_bits(size: Sequence[int], chunk: Sequence[int]) -> list[int]:
@@ -273,12 +340,14 @@ def _scale_header(folder: Location, root: Location, info: Tree, scale: Tree) -> 
     (count,) = voxels([info.get("num_channels", 1)], "num_channels", file)
     offset = _offset(scale, file)
     sharding = _sharding(scale, file)
+    is_jxl = encoding == JXL
     known = {
         "multiscale_metadata": {"data_type": dtype, "num_channels": count, "type": str(info.get("type", "image"))},
         "scale_metadata": {
             "key": scale["key"], "size": size, "chunk_size": chunk, "voxel_offset": offset,
             "resolution": floats(scale.get("resolution")) or (1.0, 1.0, 1.0),
             **{name: scale[name] for name in SETTINGS if name in scale},
+            **({"encoding": "raw"} if is_jxl else {}),  # as which chunks are given to tensorstore
             **({} if sharding is None else {"sharding": sharding}),
         },
     }  # fmt: skip
@@ -295,7 +364,8 @@ def _scale_header(folder: Location, root: Location, info: Tree, scale: Tree) -> 
         axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
         known=plain(known),
         place=_scale_place(info, scale, offset),
-        scheme=SCHEME,
+        unsupported="an array of JPEG XL" if is_jxl else "",
+        scheme=JXL_SCHEME if is_jxl else SCHEME,
     )
 
 
@@ -457,6 +527,12 @@ def write_group(root: Location, multiscale: Multiscale, own: Tree, is_incomplete
         write_json(root / FILE, new)
 
 
+def write_properties(root: Location, properties: Tree) -> None:
+    """Write Neuroglancer's segment `properties` beside the labels at `root`, which then name them."""
+    write_json(root / PROPERTIES / FILE, properties)
+    merge_json(root / FILE, {PROPERTIES: PROPERTIES})
+
+
 def _scale_places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
     """Yield resolution and voxel_offset (x, y, z) of each level.
 
@@ -499,6 +575,7 @@ class PrecomputedFolders(ArrayFolders):
     run_file = "attributes.json"
     metadata_names = (FILE,)
     is_sharded = is_one_volume = True
+    properties_folder = PROPERTIES
 
     def owns(self, folder: Location) -> bool:
         return read_info(folder) is not None
@@ -539,6 +616,12 @@ class PrecomputedFolders(ArrayFolders):
     def group_around(self, header: Header) -> Location:
         return root_of(header)
 
+    def open_otherwise(self, header: Header) -> StoredArray | None:
+        if header.scheme != JXL_SCHEME:
+            return None
+        is_sharded = "sharding" in header.known["scale_metadata"]
+        return ShardedPictures(header) if is_sharded else FetchedArray(header)
+
 
 PRECOMPUTED = Format(
     name="precomputed",
@@ -552,6 +635,7 @@ PRECOMPUTED = Format(
     folders=FolderReader(read_header, read_attributes, read_datasets, files_above=_files_above),
     arrays=PrecomputedFolders(),
     write_group=write_group,
+    write_properties=write_properties,
     writing=Writing(
         ("gzip", "raw", SEGMENTATION),
         "needs a voxel size",

@@ -604,8 +604,8 @@ ZARR3 = Format(
     name="zarr3",
     title="Zarr",
     row=ReadRow(
-        "Zarr v2 and v3 (sharded or not), OME-Zarr 0.4 and 0.5",
-        "all codecs",
+        "Zarr v2 and v3 (sharded or not), OME-Zarr 0.4 to 0.6",
+        "all codecs; also in a [zip](#zips) (`.ozx`)",
         "OME-NGFF, COSEM, WEBKNOSSOS (axes too)",
     ),
     folders=FOLDERS,

@@ -1,8 +1,8 @@
 """The decoded size of compressed chunks and pictures, checked before a decoder takes the memory.
 
 Not here: decoders that stop at the end of a chunk, strip or tile: tensorstore's, and most of tifffile's. Pictures in
-pages state their own size: JPEG (ITU T.81, B.1), JPEG 2000 (ITU T.800, A.5.1), PNG (RFC 2083, 4.1.1) and WebP (RFC
-9649, 2).
+pages state their own size: JPEG (ITU T.81, B.1), JPEG 2000 (ITU T.800, A.5.1), JPEG XL (ISO 18181-1, D.2 and D.3), PNG
+(RFC 2083, 4.1.1) and WebP (RFC 9649, 2).
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ COMPRESSORS = ("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd")
 MOST_GROWTH = 8  # of what a filter is given: bits to bytes, bytes to float64
 SPARE_BYTES = 1024  # for a checksum or a scale
 LZMA_DICTIONARY_BYTES = 2**30
-UNSIZED = ("jpegxl", "jpegxr", "lerc", "jetraw")  # pictures whose size is not read; no volume is known to use them
+UNSIZED = ("jpegxr", "lerc", "jetraw")  # pictures whose size is not read; no volume is known to use them
 PNG = b"\x89PNG\r\n\x1a\n"
 J2K = b"\xff\x4f\xff\x51"
+JXL, JXL_BOXES = b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n"  # a codestream, and a file of boxes with one
+MOST_BOXES = 100
+JXL_LENGTHS = ((1, 9), (1, 13), (1, 18), (1, 30))  # least number, and bits
+JXL_RATIOS = ((1, 1), (6, 5), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))  # of width to height
+SEVERAL_PICTURES = 1 << 62  # values: more than fit anywhere
 J2K_SEARCHED_BYTES = 4096  # the codestream of a JP2 file stands behind a few small boxes
 SUFFIXES: Mapping[str, str] = {
     ".gz": "gzip",
@@ -192,6 +197,8 @@ def count_values(text: bytes) -> int | None:
             return int(width * height * 4)
         if text.startswith(b"RIFF") and text[8:12] == b"WEBP":
             return _webp(text)
+        if text.startswith((JXL, JXL_BOXES)):
+            return _jxl(text)
         place = text[:J2K_SEARCHED_BYTES].find(J2K)
         if place == 0 or (place > 0 and text[4:8] == b"jP  "):
             return _j2k(text, place)
@@ -227,3 +234,62 @@ def _webp(text: bytes) -> int:
     else:
         width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", text, 26))
     return width * height * 4
+
+
+class _Bits:
+    """The bits of `text`, the lowest of each byte first; zeros behind its end."""
+
+    def __init__(self, text: bytes) -> None:
+        self._number, self._place = int.from_bytes(text, "little"), 0
+
+    def take(self, count: int) -> int:
+        self._place += count
+        return (self._number >> self._place - count) & ((1 << count) - 1)
+
+    def choice(self, cases: Sequence[tuple[int, int]]) -> int:
+        """Return a number that two bits say the least value, and the number of bits, of."""
+        least, count = cases[self.take(2)]
+        return least + self.take(count)
+
+
+def _jxl(text: bytes) -> int:
+    """Return the values with all extra channels; SEVERAL_PICTURES of an animation, or where there is a preview."""
+    bits = _Bits(_jxl_codestream(text)[len(JXL) : len(JXL) + 64])
+    is_small = bits.take(1)
+    height = (bits.take(5) + 1) * 8 if is_small else bits.choice(JXL_LENGTHS)
+    ratio = bits.take(3)
+    if ratio:
+        above, below = JXL_RATIOS[ratio - 1]
+        width = height * above // below
+    else:
+        width = (bits.take(5) + 1) * 8 if is_small else bits.choice(JXL_LENGTHS)
+    if bits.take(1):  # all other fields are the usual ones
+        return height * width * 3
+    if bits.take(1):
+        bits.take(3)  # orientation
+        if bits.take(3):  # an intrinsic size, a preview, an animation
+            return SEVERAL_PICTURES
+    if bits.take(1):  # floats
+        bits.choice(((32, 0), (16, 0), (24, 0), (1, 6)))
+        bits.take(4)
+    else:
+        bits.choice(((8, 0), (10, 0), (12, 0), (1, 6)))
+    bits.take(1)  # whether 16 bits are enough for it
+    return height * width * (3 + bits.choice(((0, 0), (1, 0), (2, 4), (1, 12))))
+
+
+def _jxl_codestream(text: bytes) -> bytes:
+    """Return `text` from where the codestream in it begins, b"" where none does."""
+    place = 0 if text.startswith(JXL) else len(text)
+    at = len(JXL_BOXES) if place else 0
+    for _ in range(MOST_BOXES if place else 0):
+        length, kind = int.from_bytes(text[at : at + 4], "big"), text[at + 4 : at + 8]
+        inner = at + (16 if length == 1 else 8)
+        length = int.from_bytes(text[at + 8 : at + 16], "big") if length == 1 else length
+        if kind in (b"jxlc", b"jxlp"):
+            place = inner + (4 if kind == b"jxlp" else 0)
+            break
+        if length < 8:
+            break
+        at += length
+    return text[place:]

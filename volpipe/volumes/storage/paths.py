@@ -1,6 +1,6 @@
-"""Small files on a disk or in a remote place: read, written whole, found, listed, deleted.
+"""Small files on a disk, in a zip on it or in a remote place: read, written whole, found, listed, deleted.
 
-Not here: access to remote places (object_store), or the content of the files (metadata).
+Not here: access to remote places (object_store) and to zips (zipped), or the content of the files (metadata).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from volpipe.errors import FullDiskError, VolumeError
 from volpipe.resolve import path_of
-from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage import object_store, zipped
 from volpipe.volumes.storage.object_store import MOST_ENCODED_BYTES, Fetched, Remote, Stamp
 from volpipe.volumes.storage.requests import each
 
@@ -105,7 +105,10 @@ def read(file: Location, limit: int) -> bytes | None:
             return stream.read(limit)
     except ValueError:  # a name that no file can have
         return None
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
+        within = zipped.find(file)
+        return None if within is None else within[0].read(within[1], 0, limit)
+    except FileNotFoundError:
         check_links(file)
         return None
     except OSError as error:
@@ -145,6 +148,8 @@ def find_file(file: Path) -> bool:
     """
     place, mode = _find_name(file)
     if place != file:
+        if stat.S_ISREG(mode) and (within := zipped.find(file)) is not None:
+            return within[0].size(within[1]) is not None
         if not stat.S_ISDIR(mode):
             raise VolumeError(f"{place} is {_called(mode)}, where the metadata name a folder: put the folder there")
         return False
@@ -233,6 +238,16 @@ def fetch(
             status = os.fstat(stream.fileno())
             stream.seek(max(0, status.st_size + first) if first < 0 else first)
             data = stream.read(last - first if span is not None and first >= 0 else -1)
+    except NotADirectoryError:
+        if not find_file(file):
+            return None
+        within = zipped.find(file)
+        assert within is not None
+        num_bytes = within[0].size(within[1]) or 0
+        start = max(0, num_bytes + first) if first < 0 else first
+        part = within[0].read(within[1], start, last if span is not None and first >= 0 else None)
+        known = stamp(file)
+        return None if part is None or known is None else Fetched(part, known)
     except OSError:
         if not find_file(file):
             return None
@@ -247,6 +262,9 @@ def size(file: Location) -> int | None:
         return None if known is None else known.num_bytes
     try:
         status = file.stat()
+    except NotADirectoryError:
+        within = zipped.find(file)
+        return None if within is None else within[0].size(within[1])
     except OSError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -258,6 +276,9 @@ def stamp(file: Location) -> Stamp | None:
         return object_store.stamp(file)
     try:
         status = file.stat()
+    except NotADirectoryError:
+        within, num_bytes = zipped.find(file), size(file)
+        return None if within is None or num_bytes is None else Stamp(num_bytes, within[0].file.stat().st_mtime_ns)
     except OSError:
         return None
     return Stamp(status.st_size, status.st_mtime_ns)
@@ -270,8 +291,11 @@ def file_state(file: Location | str) -> State:
         return ABSENT if known is None else stamp_state(known)
     try:
         status = os.stat(file)  # noqa: PTH116  # millions are asked for by their names
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return ABSENT
+    except NotADirectoryError:
+        within = zipped.find(Path(file))
+        return ABSENT if within is None or within[0].size(within[1]) is None else file_state(within[0].file)
     except OSError as error:
         raise VolumeError(f"{file} cannot be looked at: {error.strerror}") from error
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
@@ -389,13 +413,16 @@ def sync(path: Path) -> None:
 
 def is_file(file: Location) -> bool:
     if not isinstance(file, Remote):
-        return file.is_file()
+        return file.is_file() or size(file) is not None
     return (size(file) if _read.get() is None else read(file, SMALL_BYTES)) is not None
 
 
 def is_folder(folder: Location) -> bool:
-    """Return whether there is such a folder; a remote one is there when something lies under it."""
-    return any(object_store.list_files(folder)) if isinstance(folder, Remote) else folder.is_dir()
+    """Return whether there is such a folder; a remote one, or one in a zip, is there when something lies under it."""
+    if isinstance(folder, Remote):
+        return any(object_store.list_files(folder))
+    within = None if folder.is_dir() else zipped.find(folder)
+    return folder.is_dir() if within is None else within[0].is_folder(within[1])
 
 
 def check_letters(folder: Location) -> None:
@@ -429,7 +456,7 @@ def exists(place: Location) -> bool:
     """Return whether there is such a file or folder."""
     if isinstance(place, Remote):
         return size(place) is not None or is_folder(place)
-    return place.exists()
+    return place.exists() or is_file(place) or is_folder(place)
 
 
 def list_folders(folder: Location) -> list[str]:
@@ -443,6 +470,10 @@ def list_folders(folder: Location) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    except NotADirectoryError:
+        within = zipped.find(folder)
+        names = within[0].entries(within[1]) if within is not None else ()
+        return [name for name, is_inner in names if is_inner and not name.startswith(".")]
     except OSError as error:
         log.warning("%s cannot be listed: %s", folder, error.strerror)
         return []
@@ -453,6 +484,8 @@ def list_names(folder: Location, most: int) -> list[str]:
     if isinstance(folder, Remote):
         names = (name for name, _ in object_store.list_files(folder)) if folder.is_s3 else ()
         return list(dict.fromkeys(name.partition("/")[0] for name in itertools.islice(names, most)))
+    if (within := None if folder.is_dir() else zipped.find(folder)) is not None:
+        return [name for name, _ in itertools.islice(within[0].entries(within[1]), most)]
     with os.scandir(folder) as entries:
         return [entry.name for entry in itertools.islice(entries, most)]
 
@@ -467,6 +500,9 @@ def list_files(folder: Location) -> Iterator[tuple[str, int]]:
     """
     if isinstance(folder, Remote):
         yield from object_store.list_files(folder)
+        return
+    if (within := None if folder.is_dir() else zipped.find(folder)) is not None:
+        yield from within[0].below(within[1])
         return
     for name, entry in _walk(folder):
         try:
@@ -488,6 +524,8 @@ def walk_names(folder: Location, at_once: int) -> Iterator[str]:
     """
     if isinstance(folder, Remote):
         names = (name for name, _ in object_store.list_files(folder, at_once))
+    elif (within := None if folder.is_dir() else zipped.find(folder)) is not None:
+        names = (name for name, _ in within[0].below(within[1]))
     else:
         names = (name for name, _ in _walk(folder))
     return (name for name in names if not name.startswith(".") and "/." not in name)

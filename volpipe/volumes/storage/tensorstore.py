@@ -18,7 +18,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.indexing import Index as Index
-from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage import object_store, zipped
 from volpipe.volumes.storage.metadata import Header, Tree
 from volpipe.volumes.storage.object_store import credentials_file, find_credentials
 from volpipe.volumes.storage.paths import Location, check_letters
@@ -158,11 +158,28 @@ def count_keys(spec: Tree, first: bytes, last: bytes) -> int:
     return len(ts.KvStore.open(spec, context=context()).result().list(ts.KvStore.KeyRange(first, last)).result())
 
 
+def read_key(spec: Tree, key: bytes) -> bytes | None:
+    """Return what the store of `spec` has by this key, None where it has none.
+
+    Raises:
+        ValueError: what it reads is damaged.
+    """
+    import tensorstore as ts
+
+    check_process()
+    result = ts.KvStore.open(spec, context=context()).result().read(key).result()
+    return bytes(result.value) if result.state == "value" else None
+
+
 def kvstore_of(folder: Location) -> Tree:
     """Return tensorstore's spec of `folder`."""
     if isinstance(folder, Path):
         check_letters(folder)
-        return {"driver": "file", "path": f"{folder}/"}
+        within = zipped.find(folder)
+        if within is None:
+            return {"driver": "file", "path": f"{folder}/"}
+        place = f"{within[1]}/" if within[1] else ""
+        return {"driver": "zip", "base": {"driver": "file", "path": str(within[0].file)}, "path": place}
     path = f"{folder.key}/" if folder.parts else ""
     if not folder.is_s3:
         return {"driver": "http", "base_url": folder.root, "path": path}
