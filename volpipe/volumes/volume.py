@@ -453,11 +453,9 @@ class Reader:
 
         Of a volume on another grid these are the stored ones that lie in the box; there may be none.
         """
-        grid = self.volume.resampling
-        if grid is None:
+        if (grid := self.volume.resampling) is None:
             return self.read(box)
-        own = grid.own(box)
-        if own.is_empty:
+        if (own := grid.own(box)).is_empty:
             return np.empty((self.volume.num_channels, *own.shape), self.volume.stored_dtype)
         return self._canonical(self._read(self._index(own, None)))
 
