@@ -133,6 +133,13 @@ class Evaluation(Subject):
         """
         raise PlanError(f"annotated names classes ({', '.join(names)}), and {self.kind} are scored; give --classes")
 
+    def leaving_out(self, classes: tuple[int, ...], first: int) -> Self:
+        """Return this evaluation by a reference that leaves `classes` out, which count as the class `first`; as it is.
+
+        It matters to classes alone.
+        """
+        return self
+
     @abstractmethod
     def with_notes(self, exchanged: Sequence[str]) -> tuple[Self, list[str]]:
         """Check samples of the voxels; return the evaluation with what they tell, and notes for the user.

@@ -26,7 +26,6 @@ from volpipe.evaluation.driver import (
 from volpipe.evaluation.evaluate import check_part, evaluation_of, plan_evaluation
 from volpipe.evaluation.evaluation import Evaluation
 from volpipe.evaluation.keys import Measuring, OutputComparison, Scoring
-from volpipe.evaluation.label_evaluation import ClassEvaluation
 from volpipe.evaluation.measurements import Measurement, plan_measurement
 from volpipe.evaluation.results import evaluation_parts, stored_sheets
 from volpipe.evaluation.subject import RESULTS
@@ -82,8 +81,8 @@ class ScoreStage(StagePlan):
             data_range=choice.data_range, ignore=truth.ignore, skeletons=choice.skeletons, annotated=choice.annotated,
             any_place=choice.any_place,
         )  # fmt: skip
-        if isinstance(evaluation, ClassEvaluation) and truth.left_out and not choice.annotated:
-            evaluation = replace(evaluation, left_out=truth.left_out, first=truth.first)
+        if truth.left_out and not choice.annotated:
+            evaluation = evaluation.leaving_out(truth.left_out, truth.first)
         evaluation = replace(evaluation, notes=(*evaluation.notes, *filter(None, [truth.note])))
         while feed is not None:  # no output need exist yet that says of what part it is
             if feed.roi is not None:

@@ -154,7 +154,10 @@ class ClassEvaluation(Evaluation):
                 f"{', '.join(self.names) or 'by nothing that is still there'}; name some of these"
             )
         others = [number for number, name in enumerate(self.names) if name not in names and number != self.first]
-        return replace(self, left_out=tuple(others))
+        return self.leaving_out(tuple(others), self.first)
+
+    def leaving_out(self, classes: tuple[int, ...], first: int) -> ClassEvaluation:
+        return replace(self, left_out=classes, first=first)
 
     def voxels(self, name: str, box: Box, session: str = "") -> np.ndarray:
         """Return the class of each voxel in `box`: where each class has a channel, the one with the largest value."""
