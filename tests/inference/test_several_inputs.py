@@ -79,6 +79,21 @@ def test_volumes_are_channels_each_normalised_for_itself(folder: Path, mode: str
     np.testing.assert_array_equal(separate, together)
 
 
+@pytest.mark.parametrize("grid", ["input", pytest.param("net", marks=pytest.mark.long)])
+def test_volumes_are_read_at_the_voxel_size_that_the_net_has_learned(folder: Path, grid: str) -> None:
+    settings = [*MIXED, "input.voxel_size_nm=[10,8,8]", "net.spacing=[12,8,10]", f"output.grid={grid}"]
+    together = ran("both.n5/raw", "both.zarr", *settings, "normalise.per_channel=true")
+    separate = ran("one.n5/raw", "two.zarr", *settings, "input.also=other.zarr")
+    assert together.shape == ((15, 26, 26) if grid == "net" else SHAPE)
+    np.testing.assert_array_equal(separate, together)
+    write_volume(folder / "wide.n5", noise(SHAPE, "uint16", seed=2), chunk=8)  # by the map of its own type
+    settings = ["net.name=own.py:Same", "output.dtype=float32", "output.levels=0", *settings[-3:]]
+    image, wide, _ = ran("one.n5/raw", "three.zarr", *settings, "input.also=[wide.n5/raw,wide.n5/raw]")
+    for name, channel in (("one", image), ("wide", wide)):
+        alone = ran(f"{name}.n5/raw", f"{name}.zarr", *settings, f"input.also=[{name}.n5/raw,{name}.n5/raw]")
+        np.testing.assert_allclose(channel, alone[0], atol=1e-5)
+
+
 def test_each_volume_has_its_own_type_and_map(folder: Path) -> None:
     labels = noise(SHAPE, "uint16", seed=2) % 7
     write_volume(folder / "labels.n5", labels, chunk=16)

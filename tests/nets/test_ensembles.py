@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -208,3 +209,15 @@ def test_what_cannot_be_an_ensemble_is_refused(folder: Path, settings: list[str]
     saved(folder)
     with pytest.raises(vp.VolpipeError, match=sentence):
         vp.plan("in.n5/raw", out="o.zarr", settings=["net.name=own.py:Net", *settings])
+
+
+def test_nets_that_learned_with_other_grey_levels_are_refused_unless_these_are_given(folder: Path) -> None:
+    files = saved(folder)[:2]
+    for file, high in zip(files, (255, 200), strict=True):
+        text = json.dumps({"normalise": {"low": 0, "high": high}})
+        (folder / file).with_suffix(".trained.json").write_text(text)
+    settings = ["net.name=own.py:Net", *CROP, *ensemble(files, "mean")]
+    with pytest.raises(vp.VolpipeError, match=r"different grey levels, .*255.* and .*200"):
+        vp.plan("in.n5/raw", out="o.zarr", settings=settings)
+    plan = vp.plan("in.n5/raw", out="o.zarr", settings=[*settings, "normalise.method=none"])
+    assert plan.recipe.normalise.method == "none"

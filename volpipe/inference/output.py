@@ -171,9 +171,9 @@ def remove_leftovers(out: Location) -> list[Path]:
 def finish(plan: Plan, normalise: Affine, total: Array, tally: ClippedVoxels | None = None) -> Array:
     """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
-    Numbers go through the recipe's activation first. Of classes, the largest channel's number or label is left, or the
-    label of the last region that a voxel is in. "same"
-    intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
+    Of an ensemble the median is taken first. Numbers go through the recipe's activation then. Of classes, the largest
+    channel's number or label is left, or the label of the last region that a voxel is in, for which most nets vote.
+    "same" intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
     integers are rounded half to even and clipped, and `tally` counts the clipped voxels. A tensor stays on its device,
     and for integers all of it must be finite. Voxels that went through the net as they are stored stay as they are.
     """

@@ -106,7 +106,9 @@ def file_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the cache file for `what` of a net from a file; None for a net whose code may be anywhere."""
     for name in (member.name for member in choice.members):
         place = name.removeprefix(files.FUNCTION).rpartition(":")[0]
-        is_file = files.is_program(name) or place.endswith(".py") or (choice.ensemble and not place)
+        is_file = files.is_program(name) or place.endswith(".py")
+        if choice.ensemble and not place:  # a shipped net among others, whose code is known as well
+            continue
         if not (is_file or (place and files.is_beside(place, Path(search_path)))):
             return None
     code = files.code_hash_of(choice, search_path)

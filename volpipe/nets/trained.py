@@ -93,15 +93,13 @@ class Trained(BaseModel):
         if choice.ensemble is not None:
             known = list(filter(None, (cls.beside(member, search_path) for member in choice.members)))
             maps = tuple(dict.fromkeys(each.normalise for each in known if each.normalise is not None))
-            return (
-                cls(
-                    voxel_sizes_nm=tuple(dict.fromkeys(size for each in known for size in each.voxel_sizes_nm)),
-                    line_contrasts=tuple(contrast for each in known for contrast in each.line_contrasts),
-                    normalise=maps[0] if len(maps) == 1 else None,
-                    unlike=maps if len(maps) > 1 else (),
-                )
-                if known
-                else None
+            if not known:
+                return None
+            return cls(
+                voxel_sizes_nm=tuple(dict.fromkeys(size for each in known for size in each.voxel_sizes_nm)),
+                line_contrasts=tuple(contrast for each in known for contrast in each.line_contrasts),
+                normalise=maps[0] if len(maps) == 1 else None,
+                unlike=maps if len(maps) > 1 else (),
             )
         return None if choice.weights is None else cls.of(weights_path(choice.weights, search_path))
 
