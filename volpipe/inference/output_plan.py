@@ -78,11 +78,16 @@ class SourceVolume(BaseModel):
     @model_serializer(mode="wrap")
     def _as_stored(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Return the fields by their names; the resampling only where there is one."""
-        tree: dict[str, Any] = dump(self)  # Any: JSON
-        grid = tree.pop("resampling", None)
-        if grid is None:
-            return tree
-        return tree | {"resampling": {key: value for key, value in grid.items() if key != "sigmas" or any(value)}}
+        tree: dict[str, object] = dump(self)
+        return tree if self.resampling is not None else {k: value for k, value in tree.items() if k != "resampling"}
+
+    @field_serializer("resampling", mode="wrap")
+    def _grid_as_stored(self, grid: Resampling | None, dump: SerializerFunctionWrapHandler) -> object:
+        """Return the fields of the grid; `sigmas` only where there are some, which no net's maker has."""
+        tree = dump(grid)
+        if isinstance(tree, dict) and not any(tree["sigmas"]):
+            del tree["sigmas"]
+        return tree
 
     @field_serializer("view")
     def _view_as_stored(self, view: View) -> dict[str, object]:
