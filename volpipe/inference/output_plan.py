@@ -86,13 +86,18 @@ class SourceVolume(BaseModel):
     @model_serializer(mode="wrap")
     def _as_stored(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Return the fields by their names; the resampling, and other volumes, only where there are some."""
-        tree: dict[str, Any] = dump(self)  # Any: JSON
-        left_out = set() if self.also else {"also", "own_channels", "own_dtype"}
-        grid = tree.pop("resampling", None)
-        tree = {name: value for name, value in tree.items() if name not in left_out}
-        if grid is None:
-            return tree
-        return tree | {"resampling": {key: value for key, value in grid.items() if key != "sigmas" or any(value)}}
+        tree: dict[str, object] = dump(self)
+        left_out = set() if self.resampling is not None else {"resampling"}
+        left_out |= set() if self.also else {"also", "own_channels", "own_dtype"}
+        return {name: value for name, value in tree.items() if name not in left_out}
+
+    @field_serializer("resampling", mode="wrap")
+    def _grid_as_stored(self, grid: Resampling | None, dump: SerializerFunctionWrapHandler) -> object:
+        """Return the fields of the grid; `sigmas` only where there are some, which no net's maker has."""
+        tree = dump(grid)
+        if isinstance(tree, dict) and not any(tree["sigmas"]):
+            del tree["sigmas"]
+        return tree
 
     @field_serializer("view")
     def _view_as_stored(self, view: View) -> dict[str, object]:

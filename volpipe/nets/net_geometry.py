@@ -53,10 +53,13 @@ class Interpolation(BaseModel):
     in_nm: bool = False
 
     @model_serializer(mode="wrap")
-    def _as_made(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _as_made(self, dump: SerializerFunctionWrapHandler) -> object:
         """Return the fields by their names; the last two only where they are set, which no maker's are."""
-        tree: dict[str, object] = dump(self)
-        return {key: value for key, value in tree.items() if key not in ("smooths", "in_nm") or value}
+        tree = dump(self)
+        for key in ("smooths", "in_nm"):
+            if isinstance(tree, dict) and not tree[key]:
+                del tree[key]
+        return tree
 
     def orders(self, old: Lengths, new: Lengths) -> tuple[Order, Order, Order]:
         """Return the order along each axis (z, y, x), from voxels of lengths `old` to `new`."""
