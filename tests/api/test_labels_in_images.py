@@ -158,6 +158,19 @@ def test_copies_are_refused_where_they_would_be_no_labels_of_the_image(
         vp.convert(labels, image / "labels/a")
 
 
+def test_an_image_of_several_points_in_time_has_labels_too(tmp_path: Path) -> None:
+    import zarr
+
+    axes = [{"name": "t", "type": "time"}] + [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
+    place = [{"type": "scale", "scale": [1, 40, 8, 8]}]
+    datasets = [{"path": "s0", "coordinateTransformations": place}]
+    group = zarr.open_group(tmp_path / "image.zarr", mode="w", zarr_format=3)
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": datasets}]}
+    group.create_array("s0", data=noise((3, 16, 16, 24)), chunks=(1, 8, 8, 8), dimension_names=["t", "z", "y", "x"])
+    vp.convert(numbered(tmp_path), tmp_path / "image.zarr/labels/a")
+    check_labels(tmp_path / "image.zarr", "0.5", "a")
+
+
 def test_labels_of_an_image_with_consolidated_metadata_are_listed_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,7 +25,14 @@ def plan_into(out: Path, *settings: str, channels: int = 1, voxel: tuple[float, 
 @pytest.mark.parametrize("voxel", [None, (30.0, 8.0, 8.0)])
 @pytest.mark.parametrize(
     ("form", "codec"),
-    [("ome-zarr-0.5", "auto"), ("ome-zarr-0.5", "gzip"), ("ome-zarr-0.4", "auto"), ("zarr2", "raw"), ("n5", "auto")],
+    [
+        ("ome-zarr-0.5", "auto"),
+        ("ome-zarr-0.6", "auto"),
+        ("ome-zarr-0.5", "gzip"),
+        ("ome-zarr-0.4", "auto"),
+        ("zarr2", "raw"),
+        ("n5", "auto"),
+    ],
 )
 def test_a_promised_volume_is_the_one_that_is_found(
     tmp_path: Path, form: str, codec: str, voxel: tuple[float, float, float] | None, channels: int

@@ -26,6 +26,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.volumes.formats import ome
 from volpipe.volumes.formats.container import (
     check_suffix,
     count_image_levels,
@@ -379,7 +380,7 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
     spec, group, spatial = plan.spec(level), plan.group_of(level), slice(-3, None)
     place = group.levels[level - plan.finest if level >= plan.finest else level]
     above = f"{plan.folder}/{plan.key(level).rpartition(place.key)[0]}"
-    is_ome = format_named(plan.format).is_ome
+    is_ome, version = format_named(plan.format).is_ome, format_named(plan.format).ome_version
     shards, codec = plan.folders.as_read(spec)
     is_placed = group.voxel_size_nm is not None  # else the metadata has no unit
     return Volume(
@@ -397,6 +398,7 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
         codec=codec,
         levels=tuple(f"{above}{entry.key}".lstrip("/") for entry in group.levels),
         channel_names=plan.channel_names if is_ome else (),
+        metadata=ome.described(version, ome.SYSTEM if ome.has_systems(version) else "") if is_ome else "",
         is_planned=True,
     )
 

@@ -60,7 +60,7 @@ def warn_of_image(out: Location, shape: Shape, voxel_size_nm: Lengths | None, or
     place = label_place(out)
     if place is None:
         return
-    image = open_volume(str(place.image), view=View(incomplete=True))
+    image = open_volume(str(place.image), view=View(time=0, incomplete=True))
     if voxel_size_nm is None or image.voxel_size_nm is None:
         is_alike = tuple(shape) == image.spatial_shape and voxel_size_nm == image.voxel_size_nm
     else:

@@ -202,7 +202,7 @@ def test_an_output_whose_levels_lie_between_voxels_is_refused(tmp_path: Path, gi
     [
         ({"data_type": "float64"}, "data_type 'float64' is not one that volpipe reads"),
         ({"scales": []}, "has 0 scales"),
-        ({"scales": [{"encoding": "jxl"}]}, "encoding 'jxl' is not read; volpipe reads raw, jpeg, png"),
+        ({"scales": [{"encoding": "kempressed"}]}, "encoding 'kempressed' is not read; volpipe reads raw, jpeg, png"),
         ({"scales": [{"key": "../outside"}]}, "the key '../outside' of a level is no folder inside"),
         ({"scales": [{"voxel_offset": [0.5, 0, 0]}]}, "voxel_offset .* is not three integers"),
         ({"scales": [{"voxel_offset": [True, 0, 0]}]}, "voxel_offset .* is not three integers"),

@@ -98,11 +98,20 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[ListedLevel, ...]
         finest := min(levels, key=lambda level: level.coarseness).place
     ) is not None and not finest.has_origin:  # translations of others are but half voxels
         levels = [replace(level, place=level.place and replace(level.place, has_origin=False)) for level in levels]
-    metadata = f"OME-Zarr {version}" if version else ""
-    metadata += f", coordinate system {system.name!r}" if system.name else ""
+    metadata = described(version, system.name)
     metadata += f"; not taken: {', '.join(map(repr, system.others))}" if system.others else ""
     names = _channel_names(tree.get("omero"))
     return tuple(replace(level, channel_names=names, metadata=metadata) for level in levels)
+
+
+def described(version: str, system: str) -> str:
+    """Return the version of OME-Zarr, and the coordinate system that is taken, for people; "" for what is not known."""
+    return (f"OME-Zarr {version}" if version else "") + (f", coordinate system {system!r}" if system else "")
+
+
+def has_systems(version: str) -> bool:
+    """Return whether images of this `version` have coordinate systems."""
+    return version not in ("0.4", "0.5")
 
 
 def _ome(attributes: Tree, source: Location) -> Tree:
@@ -302,9 +311,9 @@ def plate_images(folder: Location, read: Callable[[Location], Tree]) -> list[str
 def group_attributes(
     multiscale: Multiscale,
     version: str,
-    attributes: Mapping[str, Any],
+    attributes: Mapping[str, Any],  # Any: JSON
     *,
-    source: str = "",  # Any: JSON
+    source: str = "",
 ) -> Tree:
     """Return the attributes of an image group in OME-NGFF `version`, 0.4 to 0.6, with `attributes` beside them.
 
@@ -314,7 +323,6 @@ def group_attributes(
     if unknown:
         raise VolumeError(f"OME-Zarr has no axis {unknown[0]!r}; use {', '.join(TYPES)}")
     axes = [_axis(axis, known=multiscale.voxel_size_nm is not None) for axis in multiscale.axes]
-    has_systems = version not in ("0.4", "0.5")
     datasets: list[Tree] = []
     for level in multiscale.levels:
         steps: list[Tree] = [
@@ -322,10 +330,10 @@ def group_attributes(
             {"type": "translation", "translation": multiscale.shift(level)},
         ]
         ends = {"input": {"path": level.key}, "output": {"name": SYSTEM}}
-        steps = [{"type": "sequence", **ends, "transformations": steps}] if has_systems else steps
+        steps = [{"type": "sequence", **ends, "transformations": steps}] if has_systems(version) else steps
         datasets.append({"path": level.key, "coordinateTransformations": steps})
     image: Tree = {"name": multiscale.name}
-    image |= {"coordinateSystems": [{"name": SYSTEM, "axes": axes}]} if has_systems else {"axes": axes}
+    image |= {"coordinateSystems": [{"name": SYSTEM, "axes": axes}]} if has_systems(version) else {"axes": axes}
     image["datasets"] = datasets
     more: Tree = {"omero": _omero(multiscale.displays)} if multiscale.displays else {}
     label = {"source": {"image": source}} if source else {}
