@@ -290,6 +290,7 @@ class Format:
         write_group: writes that a group has levels; None where groups do not say it.
         is_ome: whether that group names channels, how viewers show them, and an origin also without a voxel size.
         writing: what `convert` must know; None where nothing is written in it.
+        is_x_first: whether programs of its field count axes x, y, z, where others count z, y, x.
     """
 
     name: str
@@ -304,3 +305,4 @@ class Format:
     write_group: GroupWriter | None = None
     is_ome: bool = False
     writing: Writing | None = None
+    is_x_first: bool = False
