@@ -260,6 +260,15 @@ def test_volumes_that_run_elsewhere_are_refused(
         planned_over(tmp_path / "in.nii", *settings)
 
 
+@pytest.mark.parametrize("given", [{"axcodes": "RAX"}, {"axcodes": 5}, {}, {"axcodes": "RAS", "labels": [["a", "b"]]}])
+def test_an_orientation_that_is_not_done_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    bundle(tmp_path / "bundle", PLAIN, norm="INSTANCE", preprocessing=steps({"_target_": "Orientationd", **given}))
+    with pytest.raises(
+        VolpipeError, match=r"Orientation with .* is not done here; write its axcodes alone, such as RAS"
+    ):
+        build_net(load_recipe(None, ["net.name=monai:bundle", XYZ]).net, str(tmp_path))
+
+
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize(
     ("name", "transform"), [("NormalizeIntensity", NormalizeIntensity), ("ScaleIntensity", ScaleIntensity)]

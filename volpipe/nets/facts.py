@@ -570,12 +570,13 @@ def _check_axes(volume: Volume, net: NetFacts) -> None:
                 "it learned from z, y, x"
             )
         if net.axcodes and part.axcodes != net.axcodes:
-            own, way = f"{part} does not say where its axes run", "take Orientation out if they run so, or write"
+            own, way = f"{part} does not say where its axes run", "take Orientation out if they run so"
             if part.axcodes:
-                own, way = f"those of {part} run to {', '.join(part.axcodes)}", "write"
+                own = f"those of {part} run to {', '.join(part.axcodes)}"
+                way = "write the volume anew in that direction"
             raise PlanError(
                 f"net {net.label} knows volumes whose axes x, y, z run to {', '.join(net.axcodes)}, as Orientation in "
-                f"its bundle turns them, and {own}; {way} the volume anew in that direction"
+                f"its bundle turns them, and {own}; {way}"
             )
 
 

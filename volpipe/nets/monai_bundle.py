@@ -349,7 +349,8 @@ def _axcodes(bundle: Bundle) -> str:
     for name, given in bundle.transforms:
         if name != "Orientation":
             continue
-        code = "".join(given.get("axcodes") or ())
+        asked = given.get("axcodes")
+        code = "".join(map(str, asked)) if isinstance(asked, list) else str(asked)
         is_whole = sorted(min(letter, OPPOSITES.get(letter, "")) for letter in code) == ["A", "I", "L"]
         if not is_whole or given.get("labels") is not None or given.get("as_closest_canonical"):
             raise VolpipeError(f"Orientation with {dict(given)} is not done here; write its axcodes alone, such as RAS")
