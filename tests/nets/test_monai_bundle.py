@@ -7,18 +7,30 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
 from inline import Inline
 from monai.inferers import SlidingWindowInferer
 from monai.networks import nets as monai_nets
-from monai.transforms import NormalizeIntensity, ScaleIntensity, ScaleIntensityRange, ScaleIntensityRangePercentiles
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirst,
+    LoadImage,
+    NormalizeIntensity,
+    Orientation,
+    ScaleIntensity,
+    ScaleIntensityRange,
+    ScaleIntensityRangePercentiles,
+    Spacing,
+)
 from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
+from volpipe.nets.makers import TurnedNet
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.prepare import prepare
@@ -125,7 +137,7 @@ def test_expressions_of_numbers_are_calculated_and_references_followed(tmp_path:
     [
         ([8, 8, 8], [8, 8, 8], True), ([1, 1, 1], [1000, 1000, 1000], True), (-1, [8, 4, 4], True),
         ([8, -1, -1], [8, 4, 4], True), ([8, 8, 8], [8, 4, 4], False), ([1, 1, 1], [8, 4, 4], False),
-        ("$[@side] * 3", [8, 4, 4], False),
+        ("$[@side] * 3", [8, 4, 4], False), (8, [8, 4, 4], False),
     ],
 )  # fmt: skip
 def test_spacing_is_taken_where_voxels_have_it(tmp_path: Path, pixdim: Any, size: list[int], is_taken: bool) -> None:
@@ -143,6 +155,118 @@ def test_transforms_that_change_no_numbers_are_taken(tmp_path: Path) -> None:
     bundle(tmp_path / "bundle", UNET, preprocessing=before, postprocessing=after["transforms"])
     plan = planned(tmp_path, noise((16, 16, 16)))
     assert (plan.recipe.normalise.method, plan.recipe.output.activation) == ("none", "sigmoid")
+
+
+def nifti(file: Path, data: np.ndarray, affine: np.ndarray | None) -> None:
+    """Write `data` (x, y, z) as programs of medicine do, without a direction where `affine` is None."""
+    image = nibabel.Nifti1Image(data, affine)
+    image.header.set_xyzt_units("mm")
+    image.to_filename(file)
+
+
+def planned_over(file: Path, *settings: str) -> Plan:
+    recipe = load_recipe(None, ["net.name=monai:bundle", "output.levels=0", *settings])
+    return prepare(str(file), recipe, file.parent / "out.zarr", file.parent)
+
+
+XYZ = 'net.options={axes="xyz"}'
+
+
+@pytest.mark.parametrize("is_program", [False, True])
+def test_a_net_that_counts_x_y_z_runs_as_in_monai(tmp_path: Path, is_program: bool) -> None:
+    lengths, roi, shares = (1.0, 2.0, 3.0), [12, 16, 20], [0.5, 0.25, 0.0]
+    inferer = INFERER | {"roi_size": roi, "overlap": shares, "mode": "gaussian"}
+    before = steps({"_target_": "Orientationd", "axcodes": "RAS"}, {"_target_": "Spacingd", "pixdim": list(lengths)})
+    bundle(tmp_path / "bundle", PLAIN, norm="INSTANCE", preprocessing=before, inferer=inferer)
+    net = original(PLAIN, "INSTANCE").eval()
+    net.load_state_dict(torch.load(tmp_path / "bundle" / "models" / "model.pt"))
+    if is_program:
+        (tmp_path / "bundle" / "models" / "model.pt").unlink()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, to whoever makes such files
+            torch.jit.trace(net, torch.zeros(1, 1, *roi)).save(str(tmp_path / "bundle" / "models" / "model.ts"))
+    nifti(tmp_path / "in.nii.gz", noise((30, 22, 25)), np.diag([*lengths, 1.0]))
+    load = Compose([LoadImage(), EnsureChannelFirst(), Orientation("RAS", labels=None), Spacing(lengths)])
+    with torch.inference_mode():
+        image = torch.as_tensor(load(tmp_path / "in.nii.gz")).as_tensor()
+        expected = SlidingWindowInferer(roi, 4, shares, "gaussian")(image[None], net)[0].numpy()
+    expected = expected.transpose(0, 3, 2, 1)
+    plan = planned_over(tmp_path / "in.nii.gz", XYZ, f"net.trust_model={str(is_program).lower()}")
+    assert (plan.window, plan.overlap) == ((20, 16, 12), (0, 4, 6))
+    np.testing.assert_allclose(ran(plan), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+def test_all_that_a_turned_net_gives_is_turned_back() -> None:
+    conv = torch.nn.Conv3d(1, 2, (1, 3, 5))
+
+    class Several(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"a": conv(x), "b": (x, [x.flatten(1)])}
+
+    x = torch.rand(1, 1, 7, 8, 9)
+    out = TurnedNet(Several(), (2, 1, 0))(x)
+    assert torch.equal(out["a"], conv(x.transpose(2, 4).contiguous()).transpose(2, 4))
+    assert torch.equal(out["b"][0], x) and out["b"][1][0].shape == (1, 504)
+    rows = TurnedNet(torch.nn.Identity(), (2, 1, 0)), TurnedNet(torch.nn.Flatten(1), (2, 1, 0))
+    assert torch.equal(rows[0](x[:, :, 0]), x[:, :, 0])
+    assert torch.equal(rows[1](x[:, :, 0]), x[:, :, 0].transpose(2, 3).flatten(1))
+
+
+def test_lengths_of_slices_are_turned_as_well(tmp_path: Path) -> None:
+    flat = PLAIN | {"spatial_dims": 2}
+    before = steps({"_target_": "Spacingd", "pixdim": [4, 8]})
+    bundle(tmp_path / "bundle", flat, preprocessing=before, inferer=INFERER | {"roi_size": [16, 32]})
+    write_volume(tmp_path / "in.n5", noise((3, 40, 40)))
+    plan = planned_over(tmp_path / "in.n5", XYZ, "input.voxel_size_nm=[30,8,4]")
+    assert (plan.window, plan.net.spacing) == ((1, 32, 16), (0, 8, 4))
+
+
+def test_it_is_asked_in_which_order_a_net_counts_axes(tmp_path: Path) -> None:
+    data = noise((20, 18, 16))
+    bundle(tmp_path / "bundle", PLAIN, norm="INSTANCE", preprocessing=steps())
+    nifti(tmp_path / "in.nii", data, np.eye(4))
+    head = "NRRD0004\ntype: uint8\ndimension: 3\nsizes: 20 18 16\nencoding: raw\n\n"
+    (tmp_path / "in.nrrd").write_bytes(head.encode() + data.tobytes(order="F"))
+    for name, title in (("in.nii", "NIfTI"), ("in.nrrd", "NRRD")):
+        words = rf"from {title} with axes x, y, z.* reads .*{name} as z, y, x; set net\.options\.axes=xyz .*=zyx if"
+        with pytest.raises(VolpipeError, match=words):
+            planned_over(tmp_path / name)
+    of_others = planned(tmp_path, data.T)
+    plan = planned_over(tmp_path / "in.nii", 'net.options={axes="zyx"}')
+    (note,) = [note for note in of_others.notes.fit if "net.options.axes=xyz if" in note]
+    assert "load NIfTI and NRRD as x, y, z" in note and note not in plan.notes.fit
+    np.testing.assert_array_equal(ran(plan), ran(of_others.changed(out=str(tmp_path / "other.zarr"))))
+
+
+@pytest.mark.parametrize(
+    ("affine", "settings", "words"),
+    [
+        (np.diag([-1, 1, 1, 1]), [XYZ], r"x, y, z run to R, A, S, .*those of .*nii run to L, A, S; write the"),
+        (None, [XYZ], r"run to R, A, S, .*nii does not say where its axes run; take Orientation out if they run so"),
+        (np.eye(4), [], r"names the transform Orientation, .* set net\.options\.axes=xyz where the axes of a"),
+        (np.eye(4), ['net.options={axes="zyx"}'], r"names the transform Orientation, which is not done here"),
+        (np.eye(4), ['net.options={axes="yxz"}'], r"and axes, xyz or zyx, in which its net counts them; correct"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_loaded_so", [False, True])
+def test_volumes_that_run_elsewhere_are_refused(
+    tmp_path: Path, affine: np.ndarray | None, settings: list[str], words: str, is_loaded_so: bool
+) -> None:
+    loaded = [{"_target_": "LoadImaged", "keys": "image", "as_closest_canonical": True}]
+    turned = steps({"_target_": "Orientationd", "axcodes": "RAS"})
+    bundle(tmp_path / "bundle", PLAIN, norm="INSTANCE", preprocessing=loaded if is_loaded_so else turned)
+    nifti(tmp_path / "in.nii", noise((20, 18, 16)), affine)
+    with pytest.raises(VolpipeError, match=words):
+        planned_over(tmp_path / "in.nii", *settings)
+
+
+@pytest.mark.parametrize("given", [{"axcodes": "RAX"}, {"axcodes": 5}, {}, {"axcodes": "RAS", "labels": [["a", "b"]]}])
+def test_an_orientation_that_is_not_done_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    bundle(tmp_path / "bundle", PLAIN, norm="INSTANCE", preprocessing=steps({"_target_": "Orientationd", **given}))
+    with pytest.raises(
+        VolpipeError, match=r"Orientation with .* is not done here; write its axcodes alone, such as RAS"
+    ):
+        build_net(load_recipe(None, ["net.name=monai:bundle", XYZ]).net, str(tmp_path))
 
 
 @pytest.mark.parametrize("apart", [True, False])

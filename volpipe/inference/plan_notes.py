@@ -10,7 +10,7 @@ import numpy as np
 
 from volpipe.errors import PlanError
 from volpipe.inference.statistics import is_counted, mapping_notes, resolve_method, sampled_affine
-from volpipe.nets.facts import NetFacts, border_notes, is_shipped, spacing_notes
+from volpipe.nets.facts import NetFacts, axes_notes, border_notes, is_shipped, spacing_notes
 from volpipe.nets.trained import Trained, contrast_notes, voxel_notes
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.volumes.values import Sample, constant_notes, image_share, size_notes, take_sample
@@ -29,7 +29,7 @@ def plan_notes(
         trained: what the weights learned from; None where nobody knows.
     """
     notes = [*size_notes(volume), *(f"mask: {note}" for note in (mask.value_notes if mask is not None else ()))]
-    notes += spacing_notes(volume, net)
+    notes += [*axes_notes(volume, net), *spacing_notes(volume, net)]
     if trained is not None:
         notes += voxel_notes(volume, trained, net.label)
     if sample is None:

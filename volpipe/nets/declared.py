@@ -90,6 +90,8 @@ class Declaration(BaseModel):
     crops_zeros: StrictBool | None = None
     regions: tuple[LabelRegion, ...] | None = None
     least: Sizes | None = None
+    has_open_axes: StrictBool | None = None
+    axcodes: str | None = None
 
     def of(self, keys: Iterable[str]) -> dict[str, Any]:  # Any: of the keys' types
         """Return those of `keys` that are declared."""

@@ -18,7 +18,7 @@ from volpipe.recipes.toml import differences
 # What windows, their values and the output rest on, and none of the nets can have for itself.
 SHARED = (
     "in_channels", "out_channels", "scale", "shrink", "margin", "remainder", "arrays", "intensity", "normalise",
-    "windows", "output", "padding", "spacing", "interpolation", "regions",
+    "windows", "output", "padding", "spacing", "interpolation", "regions", "axcodes",
 )  # fmt: skip
 
 
@@ -68,6 +68,7 @@ def ensemble_facts(members: Sequence[NetFacts], combine: str) -> NetFacts:
             "least": triple(max(sizes) for sizes in zip(*(own.least for own in members), strict=True)),
             "tile_invariant": all(own.tile_invariant for own in members),
             "crops_zeros": any(own.crops_zeros for own in members),
+            "has_open_axes": any(own.has_open_axes for own in members),
             "integers": False,
             "planes": first.planes if is_alike else (), "context": first.context if is_alike else 0,
             "num_parameters": sum(own.num_parameters for own in members),

@@ -38,6 +38,7 @@ from volpipe.nets.identity import NetIdentity
 from volpipe.nets.net_geometry import BY_SPLINES, Interpolation, LabelRegion, NetArray
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
+from volpipe.volumes.formats.known import FORMATS, format_named
 from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.metadata import Lengths, shown
@@ -101,6 +102,9 @@ class NetFacts(BaseModel):
         crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
         regions: one for each channel where these are no exclusive classes.
         least: the smallest window that its maker allows.
+        has_open_axes: its maker's tools load volumes, some of them with axes x, y, z, and nobody says in which order it
+            counts axes.
+        axcodes: to where x, y and z run in the volumes that it knows, such as "RAS"; "" where that is not said.
         members: those of the nets of an ensemble, in its order, but for their identities, which its own has.
         combine: what is taken of their outputs; "" of a single net.
     """
@@ -136,6 +140,8 @@ class NetFacts(BaseModel):
     crops_zeros: bool = False
     regions: tuple[LabelRegion, ...] = ()
     least: Sizes = (1, 1, 1)
+    has_open_axes: bool = False
+    axcodes: str = ""
     dtype: str = ""
     given: tuple[tuple[int, str], ...] = ()
     identity: NetIdentity = NetIdentity()
@@ -149,7 +155,7 @@ class NetFacts(BaseModel):
         is_set = {
             "dtype": self.dtype, "regions": self.regions, "least": max(self.least) > 1,
             "identity": self.identity != NetIdentity(), "members": self.members, "combine": self.combine,
-            "given": self.given,
+            "given": self.given, "has_open_axes": self.has_open_axes, "axcodes": self.axcodes,
         }  # fmt: skip
         return {key: value for key, value in tree.items() if is_set.get(key, True)}
 
@@ -453,13 +459,14 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
     """Refuse a net that the volume or the recipe does not fit.
 
     Raises:
-        PlanError: for its channels, or its offsets.
+        PlanError: for its channels, its axes, its voxels, or its offsets.
     """
     if net.in_channels != volume.num_channels:
         raise PlanError(
             f"net {net.label} takes {_channel_count(net.in_channels)}, the volume {volume} has {volume.channels}; "
             + _remedy(volume, net)
         )
+    _check_axes(volume, net)
     _check_spacing(volume, net)
     offsets = recipe.net.offsets
     channels = [array.stop - array.first for array in net.arrays] or [net.combined_channels]
@@ -551,6 +558,37 @@ def _has_spacing(size: Lengths, net: NetFacts) -> bool:
     ratios = [v / s for v, s in zip(size, net.spacing or size, strict=True) if s]
     units = (1.0,) if net.interpolation is not None and net.interpolation.in_nm else UNITS
     return any(all(abs(ratio / unit - 1) <= SAME_SIZE for ratio in ratios) for unit in units)
+
+
+def _check_axes(volume: Volume, net: NetFacts) -> None:
+    """Refuse volumes that the tools of the net's maker may have given it with other axes, or mirrored."""
+    for part in volume.parts:
+        if net.has_open_axes and (form := format_named(part.format)).is_x_first:
+            raise PlanError(
+                f"net {net.label} may have learned from {form.title} with axes x, y, z, as its maker's tools load it, "
+                f"and volpipe reads {part} as z, y, x; set net.options.axes=xyz if it did, or net.options.axes=zyx if "
+                "it learned from z, y, x"
+            )
+        if net.axcodes and part.axcodes != net.axcodes:
+            own, way = f"{part} does not say where its axes run", "take Orientation out if they run so"
+            if part.axcodes:
+                own = f"those of {part} run to {', '.join(part.axcodes)}"
+                way = "write the volume anew in that direction"
+            raise PlanError(
+                f"net {net.label} knows volumes whose axes x, y, z run to {', '.join(net.axcodes)}, as Orientation in "
+                f"its bundle turns them, and {own}; {way}"
+            )
+
+
+def axes_notes(volume: Volume, net: NetFacts) -> list[str]:
+    """Return a sentence if nobody says in which order the net counts axes, for a volume that is no reason to refuse."""
+    if not net.has_open_axes:
+        return []
+    titles = " and ".join(form.title for form in FORMATS if form.is_x_first)
+    return [
+        f"net {net.label} gets the axes z, y, x of {volume}, and its maker's tools load {titles} as x, y, z: set "
+        "net.options.axes=xyz if it learned from these, or net.options.axes=zyx if it did not"
+    ]
 
 
 def _check_spacing(volume: Volume, net: NetFacts) -> None:

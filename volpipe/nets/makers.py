@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree
 
 from volpipe.errors import VolpipeError
+from volpipe.geometry.grid import Triple
 from volpipe.nets.declared import ServedNet
 from volpipe.nets.ensemble import mean_of
 from volpipe.text import read_text
@@ -79,6 +81,29 @@ class MadeNet(ServedNet):
         """Return the mean of what `net` gives for the mirrored forms of `x`, turned back."""
         forms = ([2 + axis for axis in form] for form in self.forms)
         return mean_of(torch.flip(net(torch.flip(x, axes)), axes) if axes else net(x) for axes in forms)
+
+
+class TurnedNet(ServedNet):
+    """A net whose axes are those of a volume in another `order`: its windows are turned, and all that it gives back.
+
+    A net of slices has those of y and x in that order.
+    """
+
+    def __init__(self, net: nn.Module, order: Triple) -> None:
+        super().__init__()
+        self.net, self.order = net, order
+
+    def forward(self, x: torch.Tensor) -> Any:  # Any: tensors in whatever the net returns
+        rank = x.ndim - 2
+        order = [axis + rank - 3 for axis in self.order if axis >= 3 - rank]
+        back = [2 + order.index(axis) for axis in range(rank)]
+
+        def turned_back(out: torch.Tensor) -> torch.Tensor:
+            return out.permute(0, 1, *back) if out.ndim == x.ndim else out
+
+        # Contiguous, as nets of makers that look at their memory (`view`) know windows.
+        out = self.net(x.permute(0, 1, *(2 + axis for axis in order)).contiguous())
+        return _pytree.tree_map_only(torch.Tensor, turned_back, out)
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON

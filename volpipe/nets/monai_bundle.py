@@ -22,19 +22,21 @@ from torch import nn
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import triple
 from volpipe.nets.declared import Declaration
-from volpipe.nets.makers import Grey, MadeNet, library_class, read_json
+from volpipe.nets.makers import Grey, MadeNet, TurnedNet, library_class, read_json
 from volpipe.nets.state_dicts import load_weights
 from volpipe.recipes.inference import Normalise, Output, Windows
 from volpipe.resolve import describe_error
 from volpipe.syntax import parse
 from volpipe.text import read_text
+from volpipe.volumes.dialects.affine import OPPOSITES
 
 CONFIGURATIONS = ("inference.json", "inference.yaml", "inference.yml")
 NETS = "monai.networks.nets"
 DEEPEST = 16  # references that lead to references
 WEIGHTS = ("model.pt", "model.safetensors")
 PROGRAMS = ("model.ts",)
-OPTIONS = ("file",)
+OPTIONS = ("file", "axes")
+ORDERS = ("xyz", "zyx")  # in which a net may count axes
 REFERENCE = re.compile(r"@\w+(?:(?:::|#)\w+)*")
 ROUNDED = re.compile("int|float16|half|bool")  # in the name of a type
 MOST_REPEATS = 16  # of a list, in an expression
@@ -51,7 +53,8 @@ OTHERS = ("Activations", "AsDiscrete", "Spacing")
 TAKE_OUT = "take it out where it changes nothing"
 # What to do about transforms that bundles name often.
 REMEDIES = {
-    "Orientation": "the axes of a volume stay z, y, x; take it out if they are those of the training",
+    "Orientation": "set net.options.axes=xyz where the axes of a volume run as it says, or take it out if z, y, x are "
+    "those of the training",
     "CropForeground": "take it out, and give the box with input.roi",
     "DivisiblePad": "windows at the edge are padded by themselves; take it out",
     "SpatialPad": "windows at the edge are padded by themselves; take it out",
@@ -66,13 +69,14 @@ INFERER = "give an inferer SlidingWindowInferer with a roi_size"
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle in `folder`, whose configuration is `tree`."""
+    """A bundle in `folder`, whose configuration is `tree`; its net counts `axes` "xyz" or "zyx", "" if nobody says."""
 
     folder: Path
     tree: Mapping[str, Any]  # Any: JSON
+    axes: str = ""
 
     @classmethod
-    def read(cls, folder: Path) -> Bundle:
+    def read(cls, folder: Path, axes: str = "") -> Bundle:
         """Return the bundle in `folder`.
 
         Raises:
@@ -85,7 +89,7 @@ class Bundle:
                 f"no configs/{CONFIGURATIONS[0]}; give the folder of a bundle, which has configs and models"
             )
         if there.suffix == ".json":
-            return cls(folder, read_json(there))
+            return cls(folder, read_json(there), axes)
         import yaml
 
         try:
@@ -94,7 +98,11 @@ class Bundle:
             raise VolpipeError(f"{there} cannot be read: {error}") from error
         if not isinstance(tree, dict):
             raise VolpipeError(f"{there} holds {type(tree).__name__}, not an object")
-        return cls(folder, tree)
+        return cls(folder, tree, axes)
+
+    def in_volume(self, numbers: list[Any]) -> list[Any]:  # Any: numbers
+        """Return `numbers`, one for each axis of the net, in the order z, y, x."""
+        return numbers[::-1] if self.axes == "xyz" else numbers
 
     def value(self, value: Any, place: str, depth: int = 0) -> Any:  # Any: JSON
         """Return `value`, which the configuration has at `place`, with its references followed.
@@ -169,7 +177,12 @@ class Bundle:
             raise VolpipeError(f"{place} is {entry!r}, which is no transform; write the transform with its _target_")
         if _transform_name(entry) == "Compose":
             return self._transforms_in(entry.get("transforms"), place)
-        return [(_transform_name(entry), self._arguments_of(entry, place))]
+        steps = [(_transform_name(entry), self._arguments_of(entry, place))]
+        reader = entry.get("reader")
+        given = {**entry, **reader} if isinstance(reader, dict) else entry
+        if steps[0][0] == "LoadImage" and self.value(given.get("as_closest_canonical"), place):
+            steps.append(("Orientation", {"axcodes": "RAS"}))
+        return steps
 
     def _arguments_of(self, part: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Return the arguments of a transform; those that read and write files are not looked at."""
@@ -209,19 +222,25 @@ def load_bundle(folder: Path, options: Mapping[str, Any], *, trust: bool) -> nn.
         VolpipeError: it is none, or asks for what is not done here, by name.
     """
     try:
-        if set(options) - set(OPTIONS):
-            raise VolpipeError(f"the one option of a bundle is file, in its folder models; leave out {dict(options)}")
-        bundle = Bundle.read(folder)
+        axes = options.get("axes", "")
+        if set(options) - set(OPTIONS) or axes not in ("", *ORDERS):
+            raise VolpipeError(
+                "the options of a bundle are file, in its folder models, and axes, xyz or zyx, in which its net counts "
+                f"them; correct {dict(options)}"
+            )
+        bundle = Bundle.read(folder, axes)
         normalise, grey = _map_of_grey_levels(bundle)
-        net = MadeNet([_load_net(bundle, options, trust=trust)], [grey])
+        own = _load_net(bundle, options, trust=trust)
+        net = MadeNet([TurnedNet(own, (2, 1, 0)) if axes == "xyz" else own], [grey])
         windows = _sliding_windows(bundle)
         facts: dict[str, object] = {
             "normalise": normalise, "padding": net.padding, "windows": windows, "window": windows.shape,
-            "output": _output(bundle), "intensity": "raw",
+            "output": _output(bundle), "intensity": "raw", "axcodes": _axcodes(bundle),
+            "has_open_axes": not axes and any(name == "LoadImage" for name, _ in bundle.transforms),
         }  # fmt: skip
         spacing = next((given for name, given in bundle.transforms if name == "Spacing"), None)
         if spacing is not None:
-            facts["spacing"] = _lengths(spacing.get("pixdim"))
+            facts["spacing"] = bundle.in_volume(_lengths(spacing.get("pixdim")))
         described = bundle.section("network_def", "net", "network")
         count = bundle.value((described[1] if described else {}).get("in_channels"), "network_def.in_channels")
         facts |= {"in_channels": count} if isinstance(count, int) else {}
@@ -275,9 +294,10 @@ def _sliding_windows(bundle: Bundle) -> Windows:
         raise VolpipeError("inferer pads small volumes otherwise than with zeros, which is not done here")
     if given.get("sigma_scale", 0.125) != 0.125 or given.get("roi_weight_map") is not None:
         raise VolpipeError("inferer weighs windows by another sigma_scale than 0.125, which is not done here")
+    shape, shares = bundle.in_volume(shape), given.get("overlap", 0.25)
     window = triple([1, *shape] if len(shape) == 2 else shape)
-    shares = given.get("overlap", 0.25)
-    along = [shares] * 3 if isinstance(shares, int | float) else [0, *shares] if len(shares) == 2 else shares
+    along = [shares] * 3 if isinstance(shares, int | float) else bundle.in_volume(shares)
+    along = [0, *along] if len(along) == 2 else along
     steps = [max(1, int(w * (1 - share))) for w, share in zip(window, along, strict=True)]
     mode = str(given.get("mode", "constant")).lower()
     if mode not in ("constant", "gaussian"):
@@ -310,7 +330,7 @@ def _map_of_grey_levels(bundle: Bundle) -> tuple[Normalise, Grey]:
     """
     chosen: tuple[Normalise, Grey] | None = None
     for name, given in bundle.transforms:
-        if name in PLAIN or name in OTHERS:
+        if name in PLAIN or name in OTHERS or (name == "Orientation" and bundle.axes == "xyz"):
             continue
         if name not in _GREYS:
             raise VolpipeError(f"it names the transform {name}, which is not done here; {REMEDIES.get(name, TAKE_OUT)}")
@@ -321,6 +341,23 @@ def _map_of_grey_levels(bundle: Bundle) -> tuple[Normalise, Grey]:
         except (TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise VolpipeError(f"{name} with {dict(given)} maps no grey levels: {describe_error(error)}") from error
     return chosen or (Normalise(method="none"), Grey())
+
+
+def _axcodes(bundle: Bundle) -> str:
+    """Return to where x, y and z run in volumes after Orientation, such as "RAS"; "" without it."""
+    codes = set[str]()
+    for name, given in bundle.transforms:
+        if name != "Orientation":
+            continue
+        asked = given.get("axcodes")
+        code = "".join(map(str, asked)) if isinstance(asked, list) else str(asked)
+        is_whole = sorted(min(letter, OPPOSITES.get(letter, "")) for letter in code) == ["A", "I", "L"]
+        if not is_whole or given.get("labels") is not None or given.get("as_closest_canonical"):
+            raise VolpipeError(f"Orientation with {dict(given)} is not done here; write its axcodes alone, such as RAS")
+        codes.add(code)
+    if len(codes) > 1:
+        raise VolpipeError(f"Orientation to {' and '.join(sorted(codes))} is not done here; {TAKE_OUT}")
+    return "".join(codes)
 
 
 def _scaled(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
@@ -368,12 +405,13 @@ def _range_to_map_to(given: Mapping[str, Any]) -> tuple[float, float, bool]:
     return float(first), float(last), bool(given.get("clip"))
 
 
-def _lengths(pixdim: Any) -> tuple[float, ...]:  # Any: JSON
-    """Return the lengths of a voxel (z, y, x); 0 along an axis whose voxels Spacing leaves as they are."""
+def _lengths(pixdim: Any) -> list[float]:  # Any: JSON
+    """Return the lengths of a voxel along the net's axes; 0 along one whose voxels Spacing leaves as they are."""
     given = pixdim if isinstance(pixdim, list | tuple) else [pixdim]
     if not 0 < len(given) <= 3 or not all(isinstance(n, int | float) for n in given):
         raise VolpipeError(f"Spacing has the pixdim {pixdim!r}; {REMEDIES['Spacing']}")
-    return tuple(max(0.0, float(n)) for n in (*given, 0, 0)[:3])
+    given = [*given] * 3 if len(given) == 1 else [*given, 0]
+    return [max(0.0, float(n)) for n in given[:3]]
 
 
 def _is_apart(given: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from torch import nn
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
 from volpipe.nets.declared import Declaration, ServedNet
-from volpipe.nets.makers import Grey, MadeNet, library_class, read_json
+from volpipe.nets.makers import Grey, MadeNet, TurnedNet, library_class, read_json
 from volpipe.nets.state_dicts import load_weights, read_file
 from volpipe.recipes.inference import Normalise, Output, Windows
 from volpipe.resolve import nearest
@@ -197,11 +197,11 @@ def _built(results: Results) -> nn.Module:
     flips = results.checkpoint.get("inference_allowed_mirroring_axes") if results.options.get("mirror", True) else None
     nets = []
     for file in results.checkpoints:
-        net = _architecture(results)
-        load_weights(net, file, "network_weights")
-        nets.append(net)
+        fold = _architecture(results)
+        load_weights(fold, file, "network_weights")
+        nets.append(fold)
     made = MadeNet(nets, greys, flips or ())
-    net = made if results.order == (0, 1, 2) or results.is_flat else _Turned(made, results.order)
+    net: ServedNet = made if results.order == (0, 1, 2) or results.is_flat else TurnedNet(made, results.order)
     if results.is_flat and results.order != (0, 1, 2):
         raise VolpipeError(f"its slices are of the axes {results.order[1:]}; turn the volume, so that they are y and x")
     window = triple(int(n) for n in results.in_volume(results.patch))
@@ -243,18 +243,6 @@ def _interpolation(results: Results, greys: Sequence[Grey]) -> dict[str, object]
     limits = tuple(None if grey.low is None or grey.high is None else (grey.low, grey.high) for grey in greys)
     names = {"order": "order", "order_z": "order_z", "apart": "force_separate_z"}
     return {name: given[key] for name, key in names.items()} | {"limits": limits}
-
-
-class _Turned(ServedNet):
-    """A net whose axes are those of a volume in another order."""
-
-    def __init__(self, net: nn.Module, order: Triple) -> None:
-        super().__init__()
-        self.net, self.order = net, order
-
-    def forward(self, x: Any) -> Any:  # Any: tensors
-        out = self.net(x.permute(0, 1, *(2 + axis for axis in self.order)))
-        return out.permute(0, 1, *(2 + self.order.index(axis) for axis in range(3)))
 
 
 def _architecture(results: Results) -> nn.Module:

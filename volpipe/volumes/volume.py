@@ -135,6 +135,7 @@ class Volume:
         incomplete: what of it is written, where work of ours on it had not ended when it was opened; None where it had.
         resampling: the grid to which voxels are interpolated as they are read, None where they are read as stored.
         is_planned: whether planned work makes it: what lies there until then does not count.
+        axcodes: to where x, y and z run, such as "RAS" (right, anterior, superior); "" where nothing says it.
     """
 
     path: str
@@ -159,6 +160,7 @@ class Volume:
     resampling: Resampling | None = None
     has_origin: bool = field(default=True, compare=False)
     is_planned: bool = field(default=False, compare=False)
+    axcodes: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         if "://" in self.path:
@@ -260,8 +262,7 @@ class Volume:
         import dask.array
 
         self._check_as_stored()
-        shape = Box.from_shape(self.spatial_shape)
-        index = self.open().stored_index(shape)
+        index = self.open().stored_index(Box.from_shape(self.spatial_shape))
         axes = [axis for axis in self.axes if axis in "czyx"]
         meta = np.empty((0,) * self.ndim, self.dtype)
         stored = dask.array.from_array(self.open(), self.chunks, name=False, fancy=False, meta=meta)[index]
@@ -605,6 +606,7 @@ def _make_volume(container: Location, header: Header, dataset: ListedLevel, leve
         metadata=dataset.metadata,
         incomplete=find_incomplete(header, key),
         has_origin=where.has_origin,
+        axcodes=where.axcodes,
     )
 
 
@@ -650,7 +652,6 @@ def with_view(volume: Volume, view: View) -> Volume:
         VolumeError: there is no such channel or point in time.
     """
     channel, time = _channel(volume, view.channel), _time(volume, view.time)
-    chosen = View(channel, time, view.voxel_size_nm, view.origin_nm, view.incomplete)
     notes = list(volume.notes)
     if view.incomplete and volume.incomplete is not None:
         notes.append("read as it is: what is not written yet is zeros")
@@ -668,7 +669,7 @@ def with_view(volume: Volume, view: View) -> Volume:
         notes.append(_given_words("origin", view.origin_nm, volume.origin_nm))
     return replace(
         volume,
-        view=chosen,
+        view=View(channel, time, view.voxel_size_nm, view.origin_nm, view.incomplete),
         voxel_size_nm=view.voxel_size_nm or volume.voxel_size_nm,
         origin_nm=view.origin_nm or volume.origin_nm,
         has_origin=volume.has_origin or view.origin_nm is not None,
@@ -760,8 +761,7 @@ def _resolve(container: Location, key: str, level: int) -> tuple[Volume, Header]
     headers = read_levels(folder, datasets)
     if not 0 <= level < len(datasets):
         raise VolumeError(f"{folder} has no level {level}; its levels are 0 to {len(datasets) - 1}")
-    volume = _make_volume(container, headers[level], datasets[level], level_keys(key, datasets))
-    return volume, headers[level]
+    return _make_volume(container, headers[level], datasets[level], level_keys(key, datasets)), headers[level]
 
 
 def _only_key(container: Location, key: str) -> str:

@@ -62,6 +62,7 @@ def test_sizes_origin_and_directions_are_those_of_the_affine(
         ours = affine[:3, :3] / sizes @ np.array(volume.origin_nm[::-1]) / 1000
         assert ours == pytest.approx(affine[:3, 3], abs=1e-4)
         letters = nibabel.aff2axcodes(affine)
+        assert volume.axcodes == "".join(letters)
         notes = [note for note in volume.notes if note.startswith("x runs")]
         is_plain = letters == ("R", "A", "S") and turn[1] == 0
         assert [note.startswith("x runs to {}, y to {}, z to {}".format(*letters)) for note in notes] == [True] * (
@@ -84,6 +85,7 @@ def test_the_sform_counts_before_the_qform_and_that_before_the_pixdim(tmp_path: 
         sizes.append(volume.voxel_size_nm)
         assert any("which counts" in note for note in volume.notes) == bool(sform)
         assert volume.has_origin == bool(sform or qform)
+        assert volume.axcodes == ("RAS" if sform or qform else "")
     assert sizes == [(4e6,) * 3, (3e6,) * 3, (3e6,) * 3]
 
 

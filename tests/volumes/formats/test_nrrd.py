@@ -75,6 +75,7 @@ def test_directions_spacings_and_units_say_the_size(tmp_path: Path) -> None:
         volume = write(tmp_path, header)
         assert volume.voxel_size_nm == (None if size is None else pytest.approx(size)), header
         assert volume.origin_nm == pytest.approx(origin)
+        assert volume.axcodes == ("LAS" if size is not None and "space" in header else "")
         assert all(any(word in note for note in volume.notes) for word in words), volume.notes
         assert len(volume.notes) == len(words)
         np.testing.assert_array_equal(volume[...], DATA)

@@ -55,7 +55,20 @@ def affine_place(
         numbers = shown(sizes[::-1].tolist())
         reason = f"{GUESSED_SIZE}: it says {numbers} without a unit, taken as mm; input.voxel_size_nm gives another"
         where = replace(where, reason=reason)
-    return where, direction_notes(directions, space)
+    return replace(where, axcodes=_axcodes(directions, space)), direction_notes(directions, space)
+
+
+def _axcodes(directions: np.ndarray, space: str) -> str:
+    """Return to where x, y and z run, such as "RAS"; "" where the file does not say, or two run along one axis.
+
+    Axes that are not perpendicular are made so first, as nibabel and MONAI do.
+    """
+    left, _, right = np.linalg.svd(directions)
+    turn = left @ right
+    nearest = np.abs(turn).argmax(axis=0).tolist()
+    if not space or sorted(nearest) != [0, 1, 2]:
+        return ""
+    return "".join(_direction_letter(axis, turn[axis, column], space) for column, axis in enumerate(nearest))
 
 
 def direction_notes(directions: np.ndarray, space: str) -> tuple[str, ...]:

@@ -294,6 +294,7 @@ class Format:
         ome_version: of OME-Zarr, whose groups name channels, how viewers show them, and an origin also without a voxel
             size; "" of others.
         writing: what `convert` must know; None where nothing is written in it.
+        is_x_first: whether programs of its field count axes x, y, z, where others count z, y, x.
     """
 
     name: str
@@ -309,6 +310,7 @@ class Format:
     write_properties: Callable[[Location, Tree], None] | None = None
     ome_version: str = ""
     writing: Writing | None = None
+    is_x_first: bool = False
 
     @property
     def is_ome(self) -> bool:

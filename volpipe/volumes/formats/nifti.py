@@ -249,7 +249,7 @@ def _read_place(fields: np.void) -> tuple[Place, tuple[str, ...]]:
                 numbers = (shown(each[::-1].tolist()) for each in (sizes, lengths))
                 notes = (*notes, "a voxel is {} by its sform, which counts, and {} by its pixdim".format(*numbers))
             return place, notes
-    return affine_place(np.diag(lengths), None, unit, "RAS", guess=True)
+    return affine_place(np.diag(lengths), None, unit, "", guess=True)  # whose directions nobody says
 
 
 def _affine_of_quaternion(fields: np.void) -> np.ndarray:
@@ -293,4 +293,5 @@ NIFTI = Format(
     magics=tuple((at, mark) for at, *marks in MARKS.values() for mark in marks),
     recognises=is_nifti,
     files=one_array(read_header, open_array),
+    is_x_first=True,
 )

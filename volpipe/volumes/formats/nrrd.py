@@ -291,4 +291,5 @@ NRRD = Format(
     suffixes=(".nrrd", ".nhdr"),
     magics=((0, MAGIC),),
     files=one_array(read_header, gzipped.open_array),
+    is_x_first=True,
 )

@@ -58,13 +58,15 @@ class Place:
     """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
 
     `reason` says why a size that is incomplete, or in another unit, counts as unknown, or what was assumed of a known
-    one; "" where there is none. `has_origin` is whether the origin was stated; else it counts as 0.
+    one; "" where there is none. `has_origin` is whether the origin was stated; else it counts as 0. `axcodes` says to
+    where x, y and z run, such as "RAS" (right, anterior, superior); "" where nothing says it.
     """
 
     voxel_size_nm: Lengths | None = None
     origin_nm: Lengths = (0.0, 0.0, 0.0)
     has_origin: bool = field(default=False, compare=False)
     reason: str = field(default="", compare=False)
+    axcodes: str = field(default="", compare=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
