@@ -29,7 +29,7 @@ from volpipe.workflow.recipe import Head
 # Keys of recipes that are texts and no paths.
 TEXTS = {
     "key", "roi", "channel", "weights_key", "output", "held_out", "box", "labels_key", "value", "input", "name", "by",
-    "names", "dataset",
+    "names", "dataset", "test", "annotated",
 }  # fmt: skip
 NET = """
 import torch

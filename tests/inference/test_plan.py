@@ -25,6 +25,7 @@ from volpipe.geometry.block_shape import (
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.tiling import LARGEST_WASTE
 from volpipe.nets.facts import NetFacts
+from volpipe.nets.identity import NetIdentity
 from volpipe.volumes.volume import View
 
 FEW = settings(max_examples=60)
@@ -304,6 +305,8 @@ def other(value: object) -> object:
         return (*value[:-1], other(value[-1])) if value else ("more",)
     if isinstance(value, View):
         return replace(value, channel="else")
+    if isinstance(value, NetIdentity):
+        return value.model_copy(update={"members": (value,)})
     return {"more": 1} if isinstance(value, dict) else f"{value} else"
 
 
@@ -317,9 +320,14 @@ def test_whatever_changes_in_recipe_source_or_net_changes_the_identity() -> None
     identities = [plan.identity, remade(plan).identity]
     for part in ("source", "net"):
         whole = getattr(plan, part)
-        for name in type(whole).model_fields.keys() - {"slices"}:
-            changed = whole.model_copy(update={name: other(getattr(whole, name))})
+        for name in type(whole).model_fields.keys() - {"slices", "also", "own_channels", "own_dtype"}:
+            value = (whole,) if name == "members" else other(getattr(whole, name))
+            changed = whole.model_copy(update={name: value})
             identities.append(remade(plan, **{part: changed}).identity)
+    several = plan.source.model_copy(update={"also": (plan.source,)})
+    for name in ("also", "own_channels", "own_dtype"):  # which only several volumes have
+        value = (plan.source, plan.source) if name == "also" else other(getattr(several, name))
+        identities.append(remade(plan, source=several.model_copy(update={name: value})).identity)
     for section, whole in plan.recipe:
         for name in type(whole).model_fields:
             changed = whole.model_copy(update={name: other(getattr(whole, name))})

@@ -88,7 +88,7 @@ def test_a_disk_that_is_mounted_read_only(tmp_path: Path, give: Give) -> None:
         (
             96,
             ("output.codec=raw",),
-            ("output and scratch need 864.0 KiB and ", " free; free some, "),
+            ("output and scratch need 864.5 KiB and ", " free; free some, "),
         ),
         (96, ("output.chunk=[8,8,8]", "output.shard=[8,8,8]"), ("files and folders, and ", "use larger output.shard")),
         # The blocks that are tried fit, and tell.
@@ -116,7 +116,7 @@ def test_a_disk_that_cannot_hold_the_output_of_a_short_run(
 
 def test_a_disk_that_is_too_small_if_nothing_compresses_is_warned_of(tmp_path: Path, give: Give) -> None:
     write_volume(tmp_path / "plain.n5", np.full((96, 96, 96), 7, np.uint8))
-    warning = "where nothing compresses, output and scratch take 972.0 KiB, and "
+    warning = "where nothing compresses, output and scratch take 972.6 KiB, and "
     with small_disk(tmp_path / "disk", "size=900k"):
         for command in (("plan", "--quick"), ("run",)):
             ended = give(*command, *THREADS, *IDENTITY, "-o", "disk/out.zarr", "plain.n5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -200,6 +201,9 @@ def test_totals_are_the_sums_and_files_are_as_many_as_are_written(folder: Path) 
     files = [path for out in cost.plan.out.glob("*.zarr") for path in out.rglob("*") if path.is_file()]
     assert cost.total.output_files == len(files)
     assert sum(path.stat().st_size for path in files if path.name != "zarr.json") <= cost.total.output_bytes
+    plans = [stage.plan for stage in cost.plan.stages]
+    levels = [(each.level_shape(n), each.chunk) for each in plans for n in range(len(each.factors))]
+    num_chunks = sum(math.prod(-(-n // c) for n, c in zip(*pair, strict=True)) for pair in levels)
     apart = 2 * np.prod(SHAPE) + 2 * np.prod(SHAPE) + 64 * num_chunks
     assert cost.total.output_bytes == apart
     assert cost.total.most_bytes == apart
