@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from inline import Inline
 from volumes import write_volume
 
 import volpipe.inference.runner as runner_module
 from volpipe.errors import RecipeError, RunError, RunStopped, VolpipeError
 from volpipe.inference.plan import Plan
+from volpipe.models.unet3d import unet3d
 from volpipe.nets.facts import NetFacts
-from volpipe.nets.identity import NetIdentity
+from volpipe.nets.identity import NetIdentity, fixed_output
 from volpipe.nets.load import build, cached_geometry, describe
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.recipes.training import TrainRecipe
@@ -360,3 +362,13 @@ def test_a_net_that_threads_share_is_not_called_by_who_looks_up_its_geometry(fol
     assert called > 0
     assert cached_geometry(choice, str(folder), shared).halo == (1, 1, 1)
     assert shared.net.net.calls == called
+
+
+def test_an_identity_is_the_same_whatever_the_number_of_threads() -> None:
+    net, before, found = unet3d(features=(4, 6), seed=2).eval(), torch.get_num_threads(), set()
+    for num in (1, 2, 3, 4):
+        torch.set_num_threads(num)
+        found.add(fixed_output(net, (1,), (0, 0, 0)))
+        assert torch.get_num_threads() == num
+    torch.set_num_threads(before)
+    assert len(found) == 1 and len(found.pop()) > 100

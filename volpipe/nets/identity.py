@@ -166,8 +166,9 @@ def _numbers_and_words(value: object) -> object:
 def fixed_output(net: nn.Module, channels: Sequence[int], fixed: Sequence[int]) -> tuple[float, ...]:
     """Return values of the output of `net` for fixed windows and fixed weights; none where it takes none of them.
 
-    That is computed on the CPU. Weights are compared by themselves, and would hide what else a net does: those of a
-    training saturate it, and random ones are others each time.
+    That is computed by one thread of the CPU, since sums of several are others in their last digits. Weights are
+    compared by themselves, and would hide what else a net does: those of a training saturate it, and random ones are
+    others each time.
 
     Args:
         channels: of the windows, the likely number first.
@@ -175,7 +176,7 @@ def fixed_output(net: nn.Module, channels: Sequence[int], fixed: Sequence[int]) 
     """
     import torch
 
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(), _fixed_weights(net):
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(), _fixed_weights(net), _one_thread():
         torch.default_generator.manual_seed(SEED)
         for number in channels:
             for size in CUBES if not all(fixed) else (0,):
@@ -185,6 +186,18 @@ def fixed_output(net: nn.Module, channels: Sequence[int], fixed: Sequence[int]) 
                 if all(values):
                     return tuple(value for each in values for value in each)
     return ()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _sampled(net: Callable[[torch.Tensor], torch.Tensor], window: np.ndarray) -> list[float]:
