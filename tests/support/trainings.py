@@ -64,6 +64,16 @@ class Sample:
     truth: np.ndarray
 
 
+def write_cells(folder: Path) -> None:
+    """Write a volume of grey cells with bright nuclei, and the class of each voxel, 0, 1 or 2."""
+    z, y, x = np.mgrid[:32, :32, :32]
+    cells = ((z % 16 - 8) ** 2 + (y % 16 - 8) ** 2 + (x % 16 - 8) ** 2) ** 0.5
+    classes = (cells < 7).astype(np.uint16) + (cells < 3)
+    noise = np.random.default_rng(1).normal(0, 8, classes.shape)
+    tifffile.imwrite(folder / "v.tif", np.clip(60 + 70 * classes + noise, 0, 255).astype(np.uint8))
+    tifffile.imwrite(folder / "l.tif", classes)
+
+
 def made(sampler: Sampler, number: int) -> Sample:
     """Return window `number` of `sampler`, made on the CPU."""
     maker = PairMaker(sampler)

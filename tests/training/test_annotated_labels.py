@@ -10,7 +10,7 @@ import pytest
 import tifffile
 import torch
 from command import Give, giver
-from trainings import made
+from trainings import made, write_cells
 
 from volpipe.errors import PlanError, RecipeError
 from volpipe.geometry.grid import Box
@@ -73,12 +73,7 @@ SCRIBBLES = HEAD.format(channels=2, data='held_out = "0:8,:,:"') + (
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a volume of grey cells with bright nuclei, and the class of each voxel: 0, 1, 2."""
-    z, y, x = np.mgrid[:32, :32, :32]
-    cells = ((z % 16 - 8) ** 2 + (y % 16 - 8) ** 2 + (x % 16 - 8) ** 2) ** 0.5
-    classes = (cells < 7).astype(np.uint16) + (cells < 3)
-    noise = np.random.default_rng(1).normal(0, 8, classes.shape)
-    tifffile.imwrite(tmp_path / "v.tif", np.clip(60 + 70 * classes + noise, 0, 255).astype(np.uint8))
-    tifffile.imwrite(tmp_path / "l.tif", classes)
+    write_cells(tmp_path)
     return tmp_path
 
 

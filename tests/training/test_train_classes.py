@@ -10,7 +10,7 @@ import pytest
 import tifffile
 import torch
 from command import giver
-from trainings import made
+from trainings import made, write_cells
 
 from volpipe.errors import PlanError, RecipeError
 from volpipe.nets.load import describe
@@ -55,12 +55,7 @@ threads = 1
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a volume of grey cells that have bright nuclei, the class of each voxel, and a recipe."""
-    z, y, x = np.mgrid[:32, :32, :32]
-    cells = ((z % 16 - 8) ** 2 + (y % 16 - 8) ** 2 + (x % 16 - 8) ** 2) ** 0.5
-    classes = (cells < 7).astype(np.uint16) + (cells < 3)
-    noise = np.random.default_rng(1).normal(0, 8, classes.shape)
-    tifffile.imwrite(tmp_path / "v.tif", np.clip(60 + 70 * classes + noise, 0, 255).astype(np.uint8))
-    tifffile.imwrite(tmp_path / "l.tif", classes)
+    write_cells(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     return tmp_path
 

@@ -664,15 +664,6 @@ def make_plan(
     )  # fmt: skip
     block = choose_block(recipe.windows.block, sized, in_slabs=in_slabs)
     shard = choose_shard(recipe.output, sized.core(block))
-    level: tuple[str, ...] = ()
-    if len(volume.levels) > 1:
-        number, name = volume.levels.index(volume.key), volume.key.rpartition("/")[2]
-        level = (f"level {number}, {name}, of {len(volume.levels)}",)
-    lies = (
-        ()
-        if volume.resampling is None
-        else (f"the output lies on {'these' if grid is None else 'those of the volume'}",)
-    )
     return (
         Plan(
             recipe=recipe,
@@ -697,12 +688,23 @@ def make_plan(
             mask=None if mask is None else lay_mask(mask, volume),
             code_sha256=code_hash_of(recipe.net, search_path),
             grid=grid,
-            notes=PlanNotes(volume=(*level, *volume.notes, *lies)),
+            notes=PlanNotes(volume=_volume_notes(volume, grid)),
         )
         .with_levels()
         .checked()
         .with_widest_type()
     )
+
+
+def _volume_notes(volume: Volume, grid: VolumeGrid | None) -> tuple[str, ...]:
+    """Return which level is read, the notes of the volume, and on which of two grids the output lies."""
+    level, lies = list[str](), list[str]()
+    if len(volume.levels) > 1:
+        number, name = volume.levels.index(volume.key), volume.key.rpartition("/")[2]
+        level.append(f"level {number}, {name}, of {len(volume.levels)}")
+    if volume.resampling is not None:
+        lies.append(f"the output lies on {'these' if grid is None else 'those of the volume'}")
+    return (*level, *volume.notes, *lies)
 
 
 def _block_sizes(
