@@ -231,6 +231,9 @@ def test_it_is_asked_in_which_order_a_net_counts_axes(tmp_path: Path) -> None:
         words = rf"from {title} with axes x, y, z.* reads .*{name} as z, y, x; set net\.options\.axes=xyz .*=zyx if"
         with pytest.raises(VolpipeError, match=words):
             planned_over(tmp_path / name)
+    bundle(tmp_path / "unsaid", PLAIN, norm="INSTANCE", preprocessing=[])
+    with pytest.raises(VolpipeError, match=r"set net\.options\.axes=xyz if it did"):
+        planned_over(tmp_path / "in.nii", f"net.name=monai:{tmp_path / 'unsaid'}")
     of_others = planned(tmp_path, data.T)
     plan = planned_over(tmp_path / "in.nii", 'net.options={axes="zyx"}')
     (note,) = [note for note in of_others.notes.fit if "net.options.axes=xyz if" in note]

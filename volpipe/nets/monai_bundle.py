@@ -236,7 +236,7 @@ def load_bundle(folder: Path, options: Mapping[str, Any], *, trust: bool) -> nn.
         facts: dict[str, object] = {
             "normalise": normalise, "padding": net.padding, "windows": windows, "window": windows.shape,
             "output": _output(bundle), "intensity": "raw", "axcodes": _axcodes(bundle),
-            "has_open_axes": not axes and any(name == "LoadImage" for name, _ in bundle.transforms),
+            "has_open_axes": not axes,
         }  # fmt: skip
         spacing = next((given for name, given in bundle.transforms if name == "Spacing"), None)
         if spacing is not None:
